@@ -1,0 +1,60 @@
+"""What an engine is built from. Flag names on the command line follow SGLang's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from ..schema import ConfigError
+
+GIB = 1 << 30
+
+
+class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """All settings of one engine. Checked at construction.
+
+    Raises:
+        ConfigError: a value is out of range or two contradict each other.
+    """
+
+    model: Path  # local directory in Hugging Face layout
+    draft: Path | None = None
+    served_name: str | None = None  # None: the directory's name
+    dtype: str = "auto"  # "auto", "float32", "bfloat16", "float16"; auto: float32 on a CPU
+    device: str = "auto"  # "auto", "cpu", "cuda"
+    context_length: int | None = None  # None: the model's, as far as the device pool holds it
+    page_size: int = 64  # tokens
+    device_tokens: int | None = None  # device pool; None: from mem_fraction / a CPU default
+    host_bytes: int | None = None  # --hicache-size; None: ratio x device pool
+    host_ratio: float = 2.0  # --hicache-ratio
+    storage_dir: Path | None = None  # None: no storage tier
+    storage_bytes: int = 16 * GIB  # one quota over everything in storage_dir
+    prefetch_policy: str = "wait_complete"
+    write_policy: str = "write_through"
+    missing: str = "strict"  # "strict", "lenient"; "stale" is a measuring control, never safe
+    chunked_prefill_size: int = 512  # tokens of prefill per step
+    max_running: int = 64  # requests
+    num_steps: int = 5  # draft steps per round
+    num_draft_tokens: int | None = None  # tokens verified per round; None: num_steps + 1
+    seed: int = 0  # for requests that bring none
+
+    def __post_init__(self) -> None:
+        choices = {
+            "dtype": ("auto", "float32", "bfloat16", "float16"),
+            "device": ("auto", "cpu", "cuda"),
+            "prefetch_policy": ("wait_complete",),
+            "write_policy": ("write_through",),
+            "missing": ("strict", "lenient", "stale"),
+        }
+        for name, allowed in choices.items():
+            if (value := getattr(self, name)) not in allowed:
+                raise ConfigError(f"{name} must be one of {', '.join(allowed)}, not {value!r}")
+        for name in ("page_size", "chunked_prefill_size", "max_running", "num_steps"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.num_draft_tokens not in (None, self.num_steps + 1):
+            raise ConfigError(
+                f"num_draft_tokens must be num_steps + 1 = {self.num_steps + 1} for a chain, "
+                f"not {self.num_draft_tokens}"
+            )

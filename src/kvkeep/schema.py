@@ -1,0 +1,231 @@
+"""What one page of cached state is made of, how it is named, and what can go wrong.
+
+A *page* is a run of ``page_tokens`` tokens. Its state is a set of *groups* (one slot id addresses
+all of a group), each a set of *components* (one tensor per layer). Kinds of state are described
+here as data and never subclassed: how far a hit reaches back is one integer, ``Group.tail``.
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+FORMAT_VERSION = 1
+"""Version of keys and records. Records of another version are plain misses."""
+
+BLOCK = 4096
+"""Records are padded to this many bytes, so that a store may use direct I/O."""
+
+DTYPE_BYTES: Mapping[str, int] = {
+    "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1,
+    "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1,
+}  # fmt: skip
+"""Bytes per element, by safetensors' dtype names."""
+
+
+class KvkeepError(Exception):
+    """Root of every error that kvkeep raises on purpose.
+
+    ::
+
+        KvkeepError
+        +-- ConfigError        what was asked for at start cannot be served (also a ValueError)
+        |   +-- UnsupportedModel   a model, layer or setting that is not supported, by name
+        |   +-- DraftMismatch      a draft that does not fit its target
+        +-- RequestError       one request is refused, nothing else is affected (also a ValueError)
+        |   +-- PromptTooLong      more tokens than the context or the device pool can hold
+        |   +-- ModelNotFound      a request names a model that is not served
+        +-- StoreError         a storage backend failed; contained by the transfer lanes
+        +-- InvariantError     kvkeep's own bookkeeping is wrong; the affected pages are dropped
+        +-- Closed             the cache, store or engine was closed
+    """
+
+
+class ConfigError(KvkeepError, ValueError):
+    """What was asked for at start cannot be served."""
+
+
+class UnsupportedModel(ConfigError):
+    """A model, layer or setting that is not supported; the message names it."""
+
+
+class DraftMismatch(ConfigError):
+    """A draft model that does not fit its target; the message says where."""
+
+
+class RequestError(KvkeepError, ValueError):
+    """One request is refused; nothing else is affected."""
+
+
+class PromptTooLong(RequestError):
+    """More tokens than the context length or the device pool can hold."""
+
+
+class ModelNotFound(RequestError):
+    """A request names a model that is not served here."""
+
+
+class StoreError(KvkeepError):
+    """A storage backend failed. Lanes contain and count it."""
+
+
+class InvariantError(KvkeepError):
+    """Bookkeeping is wrong. The affected pages are dropped and serving goes on."""
+
+
+class Closed(KvkeepError):
+    """The cache, store or engine was closed."""
+
+
+class Residence(enum.IntEnum):
+    """State of one group of one page in one memory tier."""
+
+    ABSENT = 0  # no slot
+    WRITING = 1  # a slot whose bytes are on their way
+    LIVE = 2  # a slot whose bytes are there
+
+
+class Key(NamedTuple):
+    """Name of one record in storage: one group of one page."""
+
+    group: bytes  # 16 bytes: Schema.fingerprint of the group
+    page: bytes  # 32 bytes: the page's chained key
+
+
+@dataclass(frozen=True, slots=True)
+class Component:
+    """One named piece of a page's state, the same in each of its layers."""
+
+    name: str  # "k", "v", "latent", "conv", "carry", ...
+    layers: tuple[int, ...]  # the layers that have it, in the model's numbering
+    shape: tuple[int, ...]  # of one page in one layer, this rank's shard
+    dtype: str  # safetensors' names: "BF16", "F8_E4M3", ...
+
+    def __post_init__(self) -> None:
+        if self.dtype not in DTYPE_BYTES:
+            raise ConfigError(
+                f"component {self.name!r}: unknown dtype {self.dtype!r}; "
+                f"known are {', '.join(DTYPE_BYTES)}"
+            )
+        if not self.layers or not self.shape or min(self.shape) < 1:
+            raise ConfigError(f"component {self.name!r} has no layers or an empty shape")
+
+    @property
+    def layer_bytes(self) -> int:
+        """Bytes of one page in one layer."""
+        return math.prod(self.shape) * DTYPE_BYTES[self.dtype]
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of one page in all layers."""
+        return self.layer_bytes * len(self.layers)
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Components that live and die together: one slot id addresses all of them."""
+
+    name: str  # "full", "window", "state", "draft"
+    components: tuple[Component, ...]
+    tail: int | None = None  # how many trailing pages a hit needs; None = every page
+    sharded: bool = True  # split over tensor-parallel ranks, or the same on each
+    working: int = 0  # slots a running request needs beside its pages
+    required: bool = True  # False: a hit may do without it (policy ``lenient``)
+    source: str = ""  # digest of the weights and settings that only this group depends on
+
+    def __post_init__(self) -> None:
+        if not self.components:
+            raise ConfigError(f"group {self.name!r} has no components")
+        if self.tail is not None and self.tail < 1:
+            raise ConfigError(f"group {self.name!r}: tail must be at least 1, or None")
+
+    def needed(self, pages: int) -> range:
+        """Pages of this group that make pages ``[0, pages)`` usable."""
+        return range(0 if self.tail is None else max(0, pages - self.tail), pages)
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of one page, without padding."""
+        return sum(c.page_bytes for c in self.components)
+
+    @property
+    def record_bytes(self) -> int:
+        """Bytes of one page's record body: ``page_bytes`` padded to whole blocks."""
+        return -(-self.page_bytes // BLOCK) * BLOCK
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What the bytes of every group depend on. Anything that differs is a miss."""
+
+    model: str  # digest of the target's weights and of the config that shapes its forward pass
+    rank: int = 0  # this rank's shard ...
+    world: int = 1  # ... of so many
+
+
+@dataclass(frozen=True, slots=True)
+class Schema:
+    """What one page of this deployment is made of."""
+
+    identity: Identity
+    page_tokens: int
+    groups: tuple[Group, ...]
+
+    def __post_init__(self) -> None:
+        if self.page_tokens < 1:
+            raise ConfigError("page size must be at least 1 token")
+        if not self.groups:
+            raise ConfigError("a schema needs at least one group")
+        if len({g.name for g in self.groups}) != len(self.groups):
+            raise ConfigError("group names must differ")
+
+    def fingerprint(self, group: Group) -> bytes:
+        """16 bytes that name ``group``'s records: weights, geometry, shard and format."""
+        shard = (self.identity.rank, self.identity.world) if group.sharded else (0, 1)
+        parts = (FORMAT_VERSION, self.identity.model, shard, self.page_tokens, group)
+        return hashlib.sha256(repr(parts).encode()).digest()[:16]
+
+    def usable(self, present: Sequence[NDArray[np.bool_]], strict: bool = True) -> int:
+        """The hit rule: the most pages ``n`` such that every group has all of ``needed(n)``.
+
+        Args:
+            present: one array per group, ``[pages]``: whether that page's state is there.
+            strict: False leaves out groups that are not ``required``.
+        """
+        rules = [(g, p) for g, p in zip(self.groups, present, strict=True) if strict or g.required]
+        pages = min((len(p) for _, p in rules), default=0)
+        fits = np.ones(pages + 1, dtype=bool)
+        for group, has in rules:
+            missing = np.concatenate(([0], np.cumsum(~has[:pages])))  # missing[n]: gaps in [0, n)
+            first = np.arange(pages + 1) - (pages if group.tail is None else group.tail)
+            fits &= missing == missing[np.maximum(first, 0)]
+        return int(np.flatnonzero(fits)[-1])  # n = 0 always fits
+
+
+def root_key(namespace: str) -> bytes:
+    """The chained key that the first page of ``namespace`` follows."""
+    name = namespace.encode()
+    return hashlib.sha256(b"%d:%d:" % (FORMAT_VERSION, len(name)) + name).digest()
+
+
+def chain_keys(parent: bytes, tokens: NDArray[np.int32], page_tokens: int) -> list[bytes]:
+    """Chained keys of whole pages: ``key[i] = SHA256(key[i-1], tokens of page i)``.
+
+    Args:
+        parent: key of the page before, or :func:`root_key`.
+        tokens: ``[pages * page_tokens]`` int32; a partial last page is left out.
+    """
+    raw = np.ascontiguousarray(tokens, dtype="<i4").tobytes()
+    size = 4 * page_tokens
+    keys = []
+    for start in range(0, len(raw) - size + 1, size):
+        parent = hashlib.sha256(parent + raw[start : start + size]).digest()
+        keys.append(parent)
+    return keys
