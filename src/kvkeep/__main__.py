@@ -1,0 +1,5 @@
+"""``python -m kvkeep``: the same as the ``kvkeep`` command."""
+
+from .cli import main
+
+main()

@@ -1,0 +1,152 @@
+"""Write-through: every committed page goes to the host, and from there to storage.
+
+Pages wait here in line, held but not pinned, until the lower tier has room for them, so a slow or
+stalled store never keeps the device from evicting. What was evicted while it waited is counted.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .pages import DEVICE, HOST
+from .residency import Residency
+from .schema import Residence
+from .transfer import SAVE, WRITE, Move, Ticket, Transfers
+
+Ids = NDArray[np.int32]
+
+_PINNED_SHARE = 0.5  # of the host's slots that storage writes may pin at once
+
+
+class Backup:
+    """Lines of pages on their way down. The scheduler's thread only.
+
+    Each line is a list of id arrays per group; every entry holds its pages once, and hands that
+    hold to the ticket that moves them.
+    """
+
+    def __init__(self, residency: Residency, transfers: Transfers, counts: Counter[str]) -> None:
+        self._residency, self._transfers, self._counts = residency, transfers, counts
+        groups = len(residency.schema.groups)
+        self._unsaved: list[list[Ids]] = [[] for _ in range(groups)]  # to the host
+        self._unwritten: list[list[Ids]] = [[] for _ in range(groups)]  # to storage
+        self._writing = [0] * groups  # host slots that writes under way pin
+
+    @property
+    def idle(self) -> bool:
+        """Nothing waits in line; transfers may still be under way."""
+        return not any(self._unsaved) and not any(self._unwritten)
+
+    def add(self, group: int, pages: Ids) -> None:
+        """These were committed."""
+        if len(pages) and self._residency.host.capacity[group]:
+            self._residency.table.hold(pages)
+            self._unsaved[group].append(pages)
+
+    def advance(self) -> None:
+        """Start what there is room for. Called every tick."""
+        self._submit(SAVE, [self._next_save(g) for g in range(len(self._unsaved))])
+        self._submit(WRITE, [self._next_write(g) for g in range(len(self._unwritten))])
+
+    def _submit(self, kind: str, moves: list[Move | None]) -> None:
+        under_way = [move for move in moves if move is not None]
+        if under_way:
+            self._transfers.submit(Ticket(kind, under_way))
+
+    def _next_save(self, group: int) -> Move | None:
+        residency, table = self._residency, self._residency.table
+        waiting = self._take(self._unsaved, group)
+        at_host = table.where(HOST, group, waiting, Residence.LIVE)
+        self._unwritten[group].append(waiting[at_host])
+        waiting = waiting[~at_host]
+        fit = table.where(DEVICE, group, waiting, Residence.LIVE) & ~table.dying[waiting]
+        self._give_up("unsaved_pages_total", waiting[~fit])
+        waiting = waiting[fit]
+        room = residency.make_room(residency.host, group, len(waiting))
+        absent = table.where(HOST, group, waiting, Residence.ABSENT)
+        ready, later = _split(waiting, absent, room)
+        self._put_back(self._unsaved, group, later)
+        slots = residency.host.reserve(group, len(ready))
+        if slots is None or not len(ready):
+            return None
+        source = residency.device.pin(group, ready)
+        residency.host.adopt(group, ready, slots, Residence.WRITING)
+        return Move(group, ready, source, slots)
+
+    def saved(self, ticket: Ticket) -> None:
+        """A device-to-host ticket came back."""
+        residency = self._residency
+        for move in ticket.moves:
+            residency.device.unpin(move.group, move.pages)
+            residency.host.publish(move.group, move.pages[move.landed])
+            residency.drop(residency.host, move.group, move.pages[~move.landed])
+            self._unwritten[move.group].append(move.pages[move.landed])
+            self._give_up("unsaved_pages_total", move.pages[~move.landed])
+
+    def _next_write(self, group: int) -> Move | None:
+        residency, table = self._residency, self._residency.table
+        waiting = self._take(self._unwritten, group)
+        if not self._transfers.storage:
+            self._give_up("unwritten_pages_total", waiting)
+            return None
+        done = table.stored[group, waiting]
+        residency.unhold(waiting[done])
+        waiting = waiting[~done]
+        fit = table.where(HOST, group, waiting, Residence.LIVE) & ~table.dying[waiting]
+        self._give_up("unwritten_pages_total", waiting[~fit])
+        limit = max(1, int(_PINNED_SHARE * residency.host.capacity[group]))
+        waiting = waiting[fit]
+        ready, later = _split(waiting, np.ones(len(waiting), bool), limit - self._writing[group])
+        self._put_back(self._unwritten, group, later)
+        if not len(ready):
+            return None
+        self._writing[group] += len(ready)
+        keys = [self._transfers.key(group, key) for key in table.keys(ready)]
+        return Move(group, ready, residency.host.pin(group, ready), _NONE, keys)
+
+    def written(self, ticket: Ticket) -> None:
+        """A host-to-storage ticket came back."""
+        residency = self._residency
+        for move in ticket.moves:
+            self._writing[move.group] -= len(move.pages)
+            residency.host.unpin(move.group, move.pages)
+            landed = move.pages[move.landed]
+            residency.table.stored[move.group, landed] = True
+            residency.unhold(landed)
+            self._give_up("unwritten_pages_total", move.pages[~move.landed])
+
+    def _take(self, lines: list[list[Ids]], group: int) -> Ids:
+        """All of one line, each page once: further entries give their holds back."""
+        line, lines[group] = lines[group], []
+        if not line:
+            return _NONE
+        waiting = np.concatenate(line)
+        first = np.zeros(len(waiting), dtype=bool)
+        first[np.unique(waiting, return_index=True)[1]] = True
+        for page in waiting[~first]:
+            self._residency.unhold(page[None])
+        return waiting[first]
+
+    def _put_back(self, lines: list[list[Ids]], group: int, pages: Ids) -> None:
+        if len(pages):
+            lines[group].append(pages)
+
+    def _give_up(self, why: str, pages: Ids) -> None:
+        self._counts[why] += len(pages)
+        self._residency.unhold(pages)
+
+    def held(self) -> list[Ids]:
+        """Id arrays in line, each a hold; for :meth:`Cache.check`."""
+        return [ids for lines in (self._unsaved, self._unwritten) for line in lines for ids in line]
+
+
+_NONE = np.empty(0, dtype=np.int32)
+
+
+def _split(pages: Ids, fit: NDArray[np.bool_], room: int) -> tuple[Ids, Ids]:
+    """The first ``room`` pages that are ``fit``, and all the others, in order."""
+    ready = fit & (np.cumsum(fit) <= room)
+    return pages[ready], pages[~ready]

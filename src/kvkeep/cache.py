@@ -1,0 +1,548 @@
+"""The cache an engine calls: prefetch, admit, grow, commit, release, tick.
+
+All calls come from one thread, the scheduler's, and none waits for bytes: they move on the lanes,
+and what the lanes report is applied in :meth:`Cache.tick`.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .backup import Backup
+from .lease import Explanation, Lease, Prefetch, Share
+from .media.memory import Memory
+from .pages import DEVICE, HOST, NO_SLOT, TIERS
+from .policy import Policy
+from .prefetch import Prefetcher
+from .residency import Residency
+from .schema import Closed, InvariantError, Residence, Schema, chain_keys, root_key
+from .stores.base import Store
+from .tier import Tier
+from .transfer import (
+    LOAD,
+    PROBE,
+    READ,
+    SAVE,
+    TOUCH,
+    WRITE,
+    MakeLane,
+    Media,
+    Move,
+    ThreadLane,
+    Ticket,
+    Transfers,
+)
+
+Ids = NDArray[np.int32]
+log = logging.getLogger(__name__)
+
+_NONE = np.empty(0, dtype=np.int32)
+_NO_GAPS = np.empty(0, dtype=np.intp)
+
+
+class Cache:
+    """Three tiers of cached state under one radix tree.
+
+    Args:
+        schema: what one page is made of.
+        device_slots, host_slots: slots of each group, in the schema's order.
+        store: the storage tier; None for none. Closed with the cache.
+        policy: what to do where there is a choice.
+        media: device and host bytes; None: CPU tensors.
+        lane: makes transfer lanes; tests give lanes that they step by hand.
+    """
+
+    def __init__(
+        self,
+        schema: Schema,
+        device_slots: list[int],
+        host_slots: list[int],
+        store: Store | None = None,
+        policy: Policy | None = None,
+        media: Media | None = None,
+        lane: MakeLane = ThreadLane,
+    ) -> None:
+        self.schema = schema
+        self.policy = policy or Policy()
+        self.media = media or Memory(schema, device_slots, host_slots)
+        self.store = store
+        self.residency = Residency(schema, device_slots, host_slots, self.policy.eviction)
+        self.transfers = Transfers(schema, self.media, store, lane, self.policy.stall_seconds)
+        self.counts: Counter[str] = Counter()
+        self._table, self._tree = self.residency.table, self.residency.tree
+        self._device, self._host = self.residency.device, self.residency.host
+        self._backup = Backup(self.residency, self.transfers, self.counts)
+        self._prefetcher = Prefetcher(self.residency, self.transfers, self.policy, self.counts)
+        self._apply: dict[str, Callable[[Ticket], None]] = {
+            LOAD: self._loaded,
+            SAVE: self._backup.saved,
+            WRITE: self._backup.written,
+            READ: self._prefetcher.read,
+            PROBE: self._prefetcher.probed,
+            TOUCH: lambda _: None,
+        }
+        self._leases: dict[int, Lease] = {}
+        self._closed = False
+
+    # --- before a request runs
+
+    def prefetch(self, tokens: NDArray[np.int32], namespace: str = "") -> Prefetch:
+        """Start bringing a prompt's pages from storage to the host; pins nothing on the device.
+
+        Args:
+            tokens: ``[n]`` int32, the whole prompt.
+
+        Close it with :meth:`admit` or :meth:`cancel`.
+        """
+        self._check_open()
+        return self._prefetcher.begin(self._raw(tokens), namespace)
+
+    def ready(self, prefetch: Prefetch) -> bool:
+        """Whether the prefetch policy lets the request be scheduled now."""
+        return prefetch.done
+
+    def cancel(self, prefetch: Prefetch) -> None:
+        """The request is gone. Idempotent; what is being read arrives for others."""
+        self._prefetcher.close(prefetch)
+
+    def admit(
+        self,
+        tokens: NDArray[np.int32],
+        namespace: str = "",
+        chunk: int = 0,
+        prefetch: Prefetch | None = None,
+    ) -> Lease | None:
+        """Match, pin, start loading, and reserve device slots for the first chunk.
+
+        All or nothing: None if the device has no room now. At least one token is left to compute.
+        Wait for ``lease.ready`` before using its slots; ``lease.pages`` may shrink until then.
+
+        Args:
+            tokens: ``[n]`` int32, everything known of the sequence, at least one token.
+            chunk: tokens to be computed after the hit in the first step.
+            prefetch: what :meth:`prefetch` gave for it; closed if the lease is granted.
+        """
+        self._check_open()
+        path = self._tree.match(namespace, self._raw(tokens))
+        present = self.residency.present(path)
+        pages = self.schema.usable(present, self.policy.missing == "strict")
+        explanation = Explanation(limited_by=self._limit(present, pages))
+        path = path[:pages]
+        fresh = self._pages(min(len(tokens), pages * self.schema.page_tokens + chunk)) - pages
+        lease = Lease(namespace, path, {}, explanation=explanation)
+        self._table.hold(path)
+        self._leases[lease.serial] = lease
+        moves = self._place(lease, [has[:pages] for has in present], fresh)
+        if moves is None:
+            self.release(lease)
+            return None
+        self._trace(lease, prefetch.fetched if prefetch else _NONE)
+        if pages:
+            self._table.ends[path[-1]] = True
+            self._stamp(path)
+            self._touch_storage(path)
+        self._load(lease, moves)
+        if prefetch:
+            self._prefetcher.close(prefetch)
+        if lease.ready:
+            self._explain(lease)
+        return lease
+
+    def _place(
+        self, lease: Lease, present: list[NDArray[np.bool_]], fresh: int
+    ) -> list[Move] | None:
+        """Fill in ``lease.shares``: pin what is there, reserve the rest. Returns what is to be
+        loaded, its sources pinned; None if there is no room."""
+        pages, fits = lease.pages, True
+        moves = []
+        for g, group in enumerate(self.schema.groups):
+            at = np.arange(group.needed(pages).start, pages)
+            gaps = at[~present[g][at]]
+            share = Share(np.full(pages, NO_SLOT, np.int32), np.zeros(pages, dtype=bool))
+            lease.shares[group.name] = share
+            share.whole = not len(gaps)
+            if self.policy.missing == "lenient" and len(gaps):
+                share.valid_from = int(gaps[-1]) + 1
+            ids = lease.path[at[at >= share.valid_from]]
+            live = ids[self._table.where(DEVICE, g, ids, Residence.LIVE)]
+            self._pin(g, share, live)
+            absent = self._table.where(DEVICE, g, ids, Residence.ABSENT)
+            load = ids[absent & self._table.where(HOST, g, ids, Residence.LIVE)]
+            self._host.pin(g, load)
+            target = self.residency.reserve(self._device, g, len(load))
+            private = gaps[gaps >= share.valid_from]  # "stale": somebody else's bytes
+            fits = target is not None and self._extend(g, share, fresh, private)
+            if target is None:
+                self._host.unpin(g, load)
+            else:
+                moves.append(Move(g, load, self._table.slot[HOST, g, load], target))
+            if not fits:
+                break
+        if fits:
+            return moves
+        for move in moves:
+            self._host.unpin(move.group, move.pages)
+            self._device.free(move.group, move.target)
+        return None
+
+    def _load(self, lease: Lease, moves: list[Move]) -> None:
+        """Submit what is to be loaded, and join what others are loading already."""
+        for ticket in self.transfers.pending:
+            if ticket.kind == LOAD and ticket.touches(lease.path):
+                ticket.waiters.append(lease)
+                lease.waiting += 1
+        moves = [move for move in moves if len(move.pages)]
+        if not moves:
+            return
+        for move in moves:
+            self._device.adopt(move.group, move.pages, move.target, Residence.WRITING)
+            self._table.hold(move.pages)
+            size = self.schema.groups[move.group].page_bytes
+            lease.explanation.loaded_bytes += len(move.pages) * size
+        lease.waiting += 1
+        self.transfers.submit(Ticket(LOAD, moves, [lease]))
+
+    # --- while it runs
+
+    def grow(self, lease: Lease, tokens: int) -> bool:
+        """Device slots for tokens ``[0, tokens)`` in every group; False, and nothing taken, if
+        the device has no room now."""
+        count = self._pages(tokens)
+        taken: list[tuple[int, Share, int]] = []
+        for g, group in enumerate(self.schema.groups):
+            share = lease.shares[group.name]
+            had = len(share.slots)
+            if not self._extend(g, share, max(0, count - had), _NO_GAPS):
+                for group_index, shared, size in taken:
+                    self._cut(group_index, shared, size)
+                return False
+            taken.append((g, share, had))
+        return True
+
+    def commit(self, lease: Lease, tokens: NDArray[np.int32]) -> None:
+        """Make whole pages findable, slide windows, and start write-through.
+
+        Args:
+            tokens: ``[final]`` int32: the sequence as far as its state is final in every group:
+                computed from accepted tokens, and rebuilt from true features.
+        """
+        first, last = lease.pages, len(tokens) // self.schema.page_tokens
+        if lease.released or last <= first:
+            return
+        lease.detached |= bool(first and self._table.dying[lease.path[-1]])
+        if lease.detached:
+            return
+        size = self.schema.page_tokens
+        run = np.ascontiguousarray(tokens[first * size : last * size], dtype="<i4")
+        raw = run.tobytes()
+        if first:
+            known = self._tree.below(int(lease.path[-1]), first - 1, raw)
+        else:
+            known = self._tree.match(lease.namespace, raw)
+        path = np.concatenate((lease.path, known))
+        parent = self._table.keys(path[-1:])[0] if len(path) else root_key(lease.namespace)
+        keys = chain_keys(parent, run[len(known) * size :], size)
+        rest = raw[len(known) * self._tree.page_bytes :]
+        fresh = self.residency.add(lease.namespace, path, rest, keys)
+        lease.path = np.concatenate((path, fresh))
+        self._table.hold(lease.path[first:])
+        self._stamp(lease.path)
+        for g, group in enumerate(self.schema.groups):
+            share = lease.shares[group.name]
+            if share.whole:
+                self._publish(g, share, lease.path, first)
+            if group.tail is not None:
+                self._slide(g, share, lease.path, group.needed(last).start)
+
+    def _publish(self, g: int, share: Share, path: Ids, first: int) -> None:
+        """Rows of ``path[first:]`` without a slot adopt the lease's; where a row has one, the
+        lease takes that instead of its own; where one is being filled, both are kept."""
+        at = np.arange(first, len(path))
+        ids, slots = path[at], share.slots[at]
+        absent = self._table.where(DEVICE, g, ids, Residence.ABSENT)
+        live = self._table.where(DEVICE, g, ids, Residence.LIVE)
+        self._device.adopt(g, ids[absent], slots[absent], Residence.LIVE)
+        share.slots[at[live]] = NO_SLOT
+        share.owned[at[absent | live]] = False
+        share.slots[at[absent | live]] = self._device.pin(g, ids[absent | live])
+        self._device.free(g, slots[live])
+        self._backup.add(g, ids[absent])
+
+    def _slide(self, g: int, share: Share, path: Ids, start: int) -> None:
+        """Let go of pages before ``start``: out of reach, and of use only where hits ended."""
+        at = np.flatnonzero(share.slots[:start] != NO_SLOT)
+        own = share.owned[at]
+        self._device.free(g, share.slots[at[own]])
+        out = path[at[~own]]
+        alone = self._table.pins[DEVICE, g, out] == 1
+        self._table.used[g, out[alone & ~self._table.ends[out]]] = 0
+        self._device.unpin(g, out)
+        share.slots[at] = NO_SLOT
+        share.owned[at] = False
+
+    def release(self, lease: Lease) -> None:
+        """Give everything back. Idempotent, also while it is being loaded."""
+        if lease.released:
+            return
+        lease.released = True
+        del self._leases[lease.serial]
+        for g, group in enumerate(self.schema.groups):
+            if group.name in lease.shares:
+                self._let_go(g, lease.shares[group.name], lease.path, 0)
+        self.residency.unhold(lease.path)
+
+    def tick(self) -> None:
+        """Apply what the lanes report, start what waits. Call it once per step, and when idle."""
+        for ticket in self.transfers.landed():
+            try:
+                self._apply[ticket.kind](ticket)
+            except InvariantError:
+                log.exception("bookkeeping is wrong; the pages of one transfer are dropped")
+                self.counts["invariant_errors_total"] += 1
+                self._contain(ticket)
+        self._prefetcher.advance()
+        self._backup.advance()
+
+    def _loaded(self, ticket: Ticket) -> None:
+        """A host-to-device ticket came back. Landing stamps nothing."""
+        for move in ticket.moves:
+            self._device.publish(move.group, move.pages[move.landed])
+            self._host.unpin(move.group, move.pages)
+            self.residency.drop(self._device, move.group, move.pages[~move.landed])
+            self.counts["missed_loads_total"] += int(np.count_nonzero(~move.landed))
+        for lease in ticket.waiters:
+            lease.waiting -= 1
+            if not lease.released:
+                self._take_landed(lease, ticket)
+                if lease.ready:
+                    self._settle(lease, ticket)
+        for move in ticket.moves:
+            self.residency.unhold(move.pages)
+
+    def _take_landed(self, lease: Lease, ticket: Ticket) -> None:
+        """Pin what this lease waited for, before anything else may evict it."""
+        for move in ticket.moves:
+            group = self.schema.groups[move.group]
+            share = lease.shares[group.name]
+            ids = move.pages[move.landed]
+            at = self._table.depth[ids]
+            ids, at = ids[at < lease.pages], at[at < lease.pages]
+            first = max(group.needed(lease.pages).start, share.valid_from)
+            mine = (lease.path[at] == ids) & (share.slots[at] == NO_SLOT) & (at >= first)
+            self._pin(move.group, share, ids[mine])
+
+    def _settle(self, lease: Lease, ticket: Ticket) -> None:
+        """Everything landed or failed: apply the hit rule again to what the lease now has."""
+        has = [lease.shares[g.name].slots[: lease.pages] != NO_SLOT for g in self.schema.groups]
+        pages = self.schema.usable(has, self.policy.missing == "strict")
+        lease.explanation.load_ms = 1e3 * (time.monotonic() - ticket.submitted)
+        if pages < lease.pages:
+            lease.explanation.limited_by = self._limit(has, pages)
+            for g, group in enumerate(self.schema.groups):
+                self._let_go(g, lease.shares[group.name], lease.path, pages)
+            self.residency.unhold(lease.path[pages:])
+            lease.path = lease.path[:pages]
+        for g, group in enumerate(self.schema.groups):
+            needed = group.needed(pages)
+            gaps = needed.start + np.flatnonzero(~has[g][needed.start : pages])
+            if len(gaps):  # only of a group that a lenient hit does without
+                share = lease.shares[group.name]
+                share.whole, share.valid_from = False, int(gaps[-1]) + 1
+        self._explain(lease)
+
+    def _contain(self, ticket: Ticket) -> None:
+        """Drop what a broken transfer touched, and let nobody wait for it."""
+        for move in ticket.moves:
+            pages = move.pages[~self._table.dying[move.pages]]
+            self.residency.retire(pages)
+        for waiter in ticket.waiters:
+            waiter.waiting = 0
+            if isinstance(waiter, Lease) and not waiter.released:
+                self._settle(waiter, ticket)
+            elif isinstance(waiter, Prefetch):
+                waiter.done = True
+
+    # --- slots of one lease
+
+    def _pin(self, g: int, share: Share, ids: Ids) -> None:
+        share.slots[self._table.depth[ids]] = self._device.pin(g, ids)
+
+    def _extend(self, g: int, share: Share, count: int, gaps: NDArray[np.intp]) -> bool:
+        """Private slots for ``count`` more pages, and for the pages at ``gaps``."""
+        slots = self.residency.reserve(self._device, g, count + len(gaps))
+        if slots is None:
+            return False
+        share.slots = np.concatenate((share.slots, slots[:count]))
+        share.owned = np.concatenate((share.owned, np.ones(count, dtype=bool)))
+        share.slots[gaps] = slots[count:]
+        share.owned[gaps] = True
+        return True
+
+    def _cut(self, g: int, share: Share, size: int) -> None:
+        """Free private slots from the ``size``-th page on."""
+        self._device.free(g, share.slots[size:])
+        share.slots, share.owned = share.slots[:size], share.owned[:size]
+
+    def _let_go(self, g: int, share: Share, path: Ids, first: int) -> None:
+        """Unpin or free everything from page ``first`` on."""
+        at = first + np.flatnonzero(share.slots[first:] != NO_SLOT)
+        own = share.owned[at]
+        self._device.free(g, share.slots[at[own]])
+        self._device.unpin(g, path[at[~own]])
+        share.slots, share.owned = share.slots[:first], share.owned[:first]
+
+    # --- small things
+
+    def _raw(self, tokens: NDArray[np.int32]) -> bytes:
+        """Token bytes of the pages that a hit may use: at least one token is computed."""
+        pages = (len(tokens) - 1) // self.schema.page_tokens
+        return np.ascontiguousarray(tokens[: pages * self.schema.page_tokens], "<i4").tobytes()
+
+    def _pages(self, tokens: int) -> int:
+        return -(-tokens // self.schema.page_tokens)
+
+    def _stamp(self, path: Ids) -> None:
+        """Everything that a hit on ``path`` needs was needed now; one clock value for all."""
+        now = self._table.tick()
+        for g, group in enumerate(self.schema.groups):
+            self._table.used[g, path[group.needed(len(path)).start :]] = now
+
+    def _touch_storage(self, path: Ids) -> None:
+        """Tell storage of a hit in any tier, ancestors last."""
+        if not self.transfers.storage:
+            return
+        moves = []
+        for g, group in enumerate(self.schema.groups):
+            pages = path[group.needed(len(path)).start :][::-1]
+            keys = [self.transfers.key(g, key) for key in self._table.keys(pages)]
+            moves.append(Move(g, _NONE, _NONE, _NONE, keys))
+        self.transfers.submit(Ticket(TOUCH, moves))
+
+    def _limit(self, present: list[NDArray[np.bool_]], pages: int) -> str | None:
+        """The first group that keeps a hit from being one page longer; None: the tree ends."""
+        for group, has in zip(self.schema.groups, present, strict=True):
+            needed = group.needed(pages + 1)
+            if pages < len(has) and not has[needed.start : needed.stop].all():
+                return group.name
+        return None
+
+    def _trace(self, lease: Lease, fetched: Ids) -> None:
+        """Note for each page of a hit the lowest tier that any group of it comes from."""
+        path = lease.path
+        above = np.ones(len(path), dtype=bool)
+        for g, group in enumerate(self.schema.groups):
+            first = max(group.needed(len(path)).start, lease.shares[group.name].valid_from)
+            above[first:] &= ~self._table.where(DEVICE, g, path[first:], Residence.ABSENT)
+        lease.origin = np.where(above, 0, np.where(np.isin(path, fetched), 2, 1))
+
+    def _explain(self, lease: Lease) -> None:
+        """The hit is final: say, and count, where its tokens came from."""
+        pages = np.bincount(lease.origin[: lease.pages], minlength=3)
+        for tier, count in zip(("device", "host", "storage"), pages.tolist(), strict=True):
+            tokens = count * self.schema.page_tokens
+            lease.explanation.tokens[tier] = tokens
+            self.counts[f"hit_tokens_total{{tier={tier}}}"] += tokens
+
+    # --- for operators
+
+    def evict(self, tier: str) -> int:
+        """Empty a memory tier ("device" or "host") of all that is not in use; pages dropped."""
+        return sum(
+            len(self.residency.evict(self._tier(tier), g, self._tier(tier).capacity[g]))
+            for g in range(len(self.schema.groups))
+        )
+
+    def _tier(self, name: str) -> Tier:
+        return (self._device, self._host)[TIERS.index(name)]
+
+    @property
+    def idle(self) -> bool:
+        """Nothing is on its way between tiers."""
+        return self._backup.idle and not self.transfers.pending
+
+    def drain(self, timeout: float = 30.0) -> bool:
+        """Write back everything committed; False if it took longer than ``timeout`` seconds."""
+        end = time.monotonic() + timeout
+        while not self.idle:
+            if time.monotonic() > end:
+                return False
+            self.tick()
+            time.sleep(0.001)
+        return True
+
+    def close(self, timeout: float = 30.0) -> None:
+        """Drain, stop the lanes and close the store. Idempotent."""
+        if self._closed:
+            return
+        self.drain(timeout)
+        self._closed = True
+        self.transfers.close()
+        if self.store is not None:
+            self.store.close()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Closed("the cache is closed")
+
+    def figures(self) -> dict[str, float]:
+        """Counters (``_total``) and gauges by metric name, labels in braces."""
+        figures: dict[str, float] = dict(self.counts)
+        for tier in (self._device, self._host):
+            for g, group in enumerate(self.schema.groups):
+                label = f"{{tier={tier.name},group={group.name}}}"
+                figures[f"slots{label}"] = tier.capacity[g]
+                figures[f"free_slots{label}"] = tier.free_slots(g)
+                figures[f"evicted_pages_total{label}"] = tier.evicted[g]
+        figures["pages"] = len(self._table)
+        figures["leases"] = len(self._leases)
+        figures["prefetches"] = len(self._prefetcher.open)
+        figures["storage_breaker_open"] = float(self.transfers.breaker.open)
+        figures["storage_breaker_trips_total"] = self.transfers.breaker.trips
+        for lane, size in self.transfers.moved.items():
+            figures[f"moved_bytes_total{{lane={lane}}}"] = size
+        for lane, count in self.transfers.faults.items():
+            figures[f"transfer_faults_total{{lane={lane}}}"] = count
+        for kind, count in (self.store.faults if self.store else Counter[str]()).items():
+            figures[f"storage_faults_total{{kind={kind}}}"] = count
+        return figures
+
+    def check(self) -> None:
+        """Raise InvariantError unless every hold, pin and private slot has an owner."""
+        self.residency.check()
+        table = self._table
+        holds = np.zeros_like(table.holds)
+        pins = np.zeros_like(table.pins)
+        private = [0] * len(self.schema.groups)
+        for lease in self._leases.values():
+            holds[lease.path] += 1
+            for g, group in enumerate(self.schema.groups):
+                share = lease.shares[group.name]
+                private[g] += int(np.count_nonzero(share.owned))
+                at = np.flatnonzero((share.slots != NO_SLOT) & ~share.owned)
+                pins[DEVICE, g, lease.path[at]] += 1
+                if (table.slot[DEVICE, g, lease.path[at]] != share.slots[at]).any():
+                    raise InvariantError("a lease's slot is not its page's")
+        for prefetch in self._prefetcher.open.values():
+            holds[prefetch.path] += 1
+            for g, pages in prefetch.pinned:
+                pins[HOST, g, pages] += 1
+        for pages in self._backup.held():
+            holds[pages] += 1
+        for ticket in self.transfers.pending:
+            for move in ticket.moves:
+                holds[move.pages] += 1
+                if ticket.kind == SAVE:
+                    pins[DEVICE, move.group, move.pages] += 1
+                elif ticket.kind in (LOAD, WRITE):
+                    pins[HOST, move.group, move.pages] += 1
+        if (holds != table.holds).any() or (pins != table.pins).any():
+            raise InvariantError("holds or pins without an owner, or owners without them")
+        for g, count in enumerate(private):
+            if self._device.private(g) != count or self._host.private(g) != 0:
+                raise InvariantError("a private slot has no owner")

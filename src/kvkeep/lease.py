@@ -1,0 +1,94 @@
+"""What a caller of the cache holds: a lease on pages, a prefetch under way, and why a hit was as
+long as it was. Only the cache changes them; everybody reads them on the scheduler's thread."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ids = NDArray[np.int32]
+
+_serial = itertools.count()
+
+
+@dataclass(slots=True)
+class Explanation:
+    """Where a request's prefix came from, and what kept it from being longer."""
+
+    tokens: dict[str, int] = field(default_factory=dict)  # by tier: "device", "host", "storage"
+    limited_by: str | None = None  # the group whose absence ended the hit; None: nothing did
+    loaded_bytes: int = 0  # host to device
+    load_ms: float = 0.0  # from admit until the last page had landed
+
+
+@dataclass(slots=True)
+class Share:
+    """One group's part of a lease.
+
+    ::
+
+        page     0        valid_from       len(lease.path)       len(slots)
+                 |  absent  |   committed: slot or -1  |   private    |
+    """
+
+    slots: Ids  # device slot of each page; -1: none (absent, or slid out of reach)
+    owned: NDArray[np.bool_]  # True: the lease's own; False: pinned through the page's row
+    valid_from: int = 0  # pages before this one hold nothing that may be read
+    whole: bool = True  # False: its prefix has gaps, so what follows stays private
+
+
+@dataclass(slots=True)
+class Lease:
+    """A request's hold on device slots. Read ``slots`` after each call: commit may repoint."""
+
+    namespace: str
+    path: Ids  # page ids of the committed pages, in order; each is held
+    shares: dict[str, Share]  # by group name
+    # of each page of the hit, lowest tier it came from: 0 device, 1 host, 2 storage
+    origin: NDArray[np.intp] = field(default_factory=lambda: np.empty(0, dtype=np.intp))
+    waiting: int = 0  # transfers this lease still waits for
+    explanation: Explanation = field(default_factory=Explanation)
+    detached: bool = False  # its path left the tree: what it computes stays private
+    released: bool = False
+    serial: int = field(default_factory=_serial.__next__)
+
+    @property
+    def ready(self) -> bool:
+        """All that was being loaded has landed or failed; ``pages`` is final."""
+        return self.waiting == 0
+
+    @property
+    def pages(self) -> int:
+        """Committed pages, the hit included."""
+        return len(self.path)
+
+    def slots(self, group: str) -> Ids:
+        """Block table: ``[capacity in pages]`` int32 device slots of ``group``; -1: none."""
+        return self.shares[group].slots
+
+    def valid_from(self, group: str) -> int:
+        """First page of ``group`` that may be read; more than 0 only under ``lenient``."""
+        return self.shares[group].valid_from
+
+
+@dataclass(slots=True)
+class Prefetch:
+    """Storage to host, for a request that has arrived and is not scheduled yet."""
+
+    namespace: str
+    raw: bytes  # token bytes of the prompt's whole pages that a hit may use
+    claims: list[int]  # host slots it reads into, by group
+    keys: list[bytes] = field(default_factory=list)  # chained keys of those pages
+    present: list[NDArray[np.bool_]] = field(default_factory=list)  # by group: memory or storage
+    reach: int = 0  # pages that memory and storage together make usable
+    path: Ids = field(default_factory=lambda: np.empty(0, dtype=np.int32))  # each held once
+    pinned: list[tuple[int, Ids]] = field(default_factory=list)  # host pins: (group, pages)
+    fetched: Ids = field(default_factory=lambda: np.empty(0, dtype=np.int32))  # from storage
+    waiting: int = 0  # transfers under way
+    queued: bool = False  # in line for host memory
+    done: bool = False  # nothing more will come
+    closed: bool = False
+    serial: int = field(default_factory=_serial.__next__)

@@ -1,0 +1,191 @@
+"""Prefetch: storage to host, from a request's arrival until it is scheduled.
+
+A request asks storage which of its pages are there, waits in line for host memory, and reads what
+is missing in memory. Pages that are on their way already are joined, not read again. What a
+prefetch brought, or found on the host, stays pinned there until the request is admitted or gone.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .lease import Prefetch
+from .pages import HOST
+from .policy import Policy
+from .residency import Residency
+from .schema import Residence, chain_keys, root_key
+from .transfer import PROBE, READ, Move, Ticket, Transfers
+
+Ids = NDArray[np.int32]
+
+
+class Prefetcher:
+    """All prefetches under way. The scheduler's thread only."""
+
+    def __init__(
+        self, residency: Residency, transfers: Transfers, policy: Policy, counts: Counter[str]
+    ) -> None:
+        self._residency, self._transfers = residency, transfers
+        self._policy, self._counts = policy, counts
+        self._claimed = [0] * len(residency.schema.groups)  # host slots that prefetches read into
+        self.open: dict[int, Prefetch] = {}
+
+    def begin(self, raw: bytes, namespace: str) -> Prefetch:
+        """Ask storage for what memory lacks of a prompt's whole pages ``raw``."""
+        prefetch = Prefetch(namespace, raw, claims=[0] * len(self._claimed))
+        self.open[prefetch.serial] = prefetch
+        pages = len(raw) // self._residency.tree.page_bytes
+        path = self._residency.tree.match(namespace, raw)
+        present = self._in_memory(path, pages)
+        prefetch.present = present
+        prefetch.reach = self._residency.schema.usable(present)
+        if prefetch.reach == pages or not self._transfers.storage:
+            self._start(prefetch)
+            return prefetch
+        table, page_tokens = self._residency.table, self._residency.schema.page_tokens
+        keys = table.keys(path)
+        rest = np.frombuffer(raw, dtype="<i4")[len(path) * page_tokens :]
+        keys += chain_keys(keys[-1] if keys else root_key(namespace), rest, page_tokens)
+        prefetch.keys = keys
+        moves = [
+            Move(g, _NONE, _NONE, _NONE, [self._transfers.key(g, key) for key in keys])
+            for g in range(len(present))
+        ]
+        self._transfers.submit(Ticket(PROBE, moves, [prefetch], present))
+        return prefetch
+
+    def probed(self, ticket: Ticket) -> None:
+        """Storage answered: the prefetch knows how far it may reach and gets in line."""
+        for prefetch in ticket.waiters:
+            if not prefetch.closed:
+                prefetch.reach = self._residency.schema.usable(ticket.present)
+                prefetch.queued = True
+
+    def advance(self) -> None:
+        """Start whatever now fits into host memory, not only the first in line."""
+        for prefetch in self.open.values():
+            if prefetch.queued:
+                self._start(prefetch)
+
+    def read(self, ticket: Ticket) -> None:
+        """A storage-to-host ticket came back: pages that landed are there for everybody."""
+        residency, table = self._residency, self._residency.table
+        for move in ticket.moves:
+            landed = move.pages[move.landed]
+            residency.host.publish(move.group, landed)
+            table.stored[move.group, landed] = True
+            self._counts["missed_reads_total"] += len(move.pages) - len(landed)
+            residency.drop(residency.host, move.group, move.pages[~move.landed])
+            for prefetch in ticket.waiters:
+                if not prefetch.closed:
+                    self._pin(prefetch, move.group, landed[np.isin(landed, prefetch.path)])
+        for prefetch in ticket.waiters:
+            prefetch.waiting -= 1
+            prefetch.done = prefetch.waiting == 0
+        for move in ticket.moves:
+            residency.unhold(move.pages)
+
+    def close(self, prefetch: Prefetch) -> None:
+        """The request was admitted or is gone. Idempotent; reads under way come back by
+        themselves."""
+        if prefetch.closed:
+            return
+        prefetch.closed = True
+        del self.open[prefetch.serial]
+        for group, pages in prefetch.pinned:
+            self._residency.host.unpin(group, pages)
+        for group, count in enumerate(prefetch.claims):
+            self._claimed[group] -= count
+        self._residency.unhold(prefetch.path)
+
+    def _start(self, prefetch: Prefetch) -> None:
+        """Reserve host slots for what ``[0, reach)`` lacks in memory, and read it."""
+        residency, table = self._residency, self._residency.table
+        raw = prefetch.raw[: prefetch.reach * residency.tree.page_bytes]
+        path = residency.tree.match(prefetch.namespace, raw)
+        missing = [~has for has in self._in_memory(path, prefetch.reach)]
+        share = [int(self._policy.prefetch_share * n) for n in residency.host.capacity]
+        left = [cap - used for cap, used in zip(share, self._claimed, strict=True)]
+        if any(self._claimed) and not self._fits(prefetch.reach, missing, left):
+            return  # until requests before it were scheduled
+        prefetch.queued = False
+        table.hold(path)
+        prefetch.path = path
+        for group in range(len(missing)):
+            needed = self._needed(group, prefetch.reach)[: len(path)]
+            live = table.where(HOST, group, path, Residence.LIVE) & needed
+            self._pin(prefetch, group, path[live])
+        room = [
+            min(cap, residency.make_room(residency.host, g, min(cap, int(lacks.sum()))))
+            for g, (cap, lacks) in enumerate(zip(left, missing, strict=True))
+        ]
+        pages = prefetch.reach
+        while pages and not self._fits(pages, missing, room):
+            pages = residency.schema.usable([has[: pages - 1] for has in prefetch.present])
+        self._read(prefetch, pages, missing)
+
+    def _read(self, prefetch: Prefetch, pages: int, missing: list[NDArray[np.bool_]]) -> None:
+        """Start reading what ``[0, pages)`` lacks; host slots for it are free."""
+        residency, table = self._residency, self._residency.table
+        size = residency.tree.page_bytes
+        known = len(prefetch.path)
+        fresh = residency.add(
+            prefetch.namespace,
+            prefetch.path,
+            prefetch.raw[known * size : pages * size],
+            prefetch.keys[known:pages],
+        )
+        table.hold(fresh)
+        prefetch.path = np.concatenate((prefetch.path, fresh))
+        for other in self._transfers.pending:  # joined before this one's own ticket is there
+            if other.kind == READ and other.touches(prefetch.path):
+                self._wait(prefetch, other)
+        moves = []
+        for group, lacks in enumerate(missing):
+            at = np.flatnonzero(lacks[:pages] & self._needed(group, pages))
+            if len(at):
+                ids = prefetch.path[at]
+                slots = residency.host.reserve(group, len(ids))
+                assert slots is not None  # room was made, and nobody else ran
+                residency.host.adopt(group, ids, slots, Residence.WRITING)
+                table.hold(ids)
+                self._claimed[group] += len(ids)
+                prefetch.claims[group] += len(ids)
+                keys = [self._transfers.key(group, prefetch.keys[i]) for i in at]
+                moves.append(Move(group, ids, _NONE, slots, keys))
+        if moves:
+            self._wait(prefetch, self._transfers.submit(Ticket(READ, moves)))
+        prefetch.done = prefetch.waiting == 0
+
+    def _wait(self, prefetch: Prefetch, ticket: Ticket) -> None:
+        ticket.waiters.append(prefetch)
+        prefetch.waiting += 1
+        coming = np.concatenate([prefetch.fetched, *(move.pages for move in ticket.moves)])
+        prefetch.fetched = np.unique(coming)
+
+    def _pin(self, prefetch: Prefetch, group: int, pages: Ids) -> None:
+        self._residency.host.pin(group, pages)
+        prefetch.pinned.append((group, pages))
+
+    def _in_memory(self, path: Ids, pages: int) -> list[NDArray[np.bool_]]:
+        """Per group ``[pages]``: in a memory tier or on the way there."""
+        table = self._residency.table
+        beyond = np.zeros(pages - len(path), dtype=bool)
+        return [np.concatenate((table.resident(g, path), beyond)) for g in range(table.groups)]
+
+    def _needed(self, group: int, pages: int) -> NDArray[np.bool_]:
+        needed = self._residency.schema.groups[group].needed(pages)
+        return np.arange(pages) >= needed.start
+
+    def _fits(self, pages: int, missing: list[NDArray[np.bool_]], room: list[int]) -> bool:
+        """Whether what ``[0, pages)`` needs and lacks is at most ``room`` slots of each group."""
+        return all(
+            np.count_nonzero(lacks[:pages] & self._needed(group, pages)) <= room[group]
+            for group, lacks in enumerate(missing)
+        )
+
+
+_NONE = np.empty(0, dtype=np.int32)

@@ -1,0 +1,126 @@
+"""Tree, table and tiers moved together: which pages exist, where they are, and when they end.
+
+Every change that concerns more than one of the three goes through here. A page ends when a group
+that every hit needs is in neither memory tier: nothing below it can be used, so its whole subtree
+leaves the tree. What somebody still holds is *dying*: out of the tree now, its id and slots
+recycled with the last hold, so ids never alias.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .pages import DEVICE, HOST, PageTable
+from .policy import Order
+from .schema import InvariantError, Residence, Schema
+from .tier import Tier
+from .tree import Tree
+
+Ids = NDArray[np.int32]
+
+
+class Residency:
+    """Owns the tree, the table and both memory tiers. The scheduler's thread only."""
+
+    def __init__(
+        self, schema: Schema, device_slots: Sequence[int], host_slots: Sequence[int], order: Order
+    ) -> None:
+        self.schema = schema
+        self.table = PageTable(len(schema.groups))
+        self.tree = Tree(schema.page_tokens)
+        self.device = Tier(self.table, DEVICE, device_slots, order)
+        self.host = Tier(self.table, HOST, host_slots, order)
+        self._vital = [g.required and g.tail is None for g in schema.groups]
+
+    def add(self, namespace: str, path: Ids, raw: bytes, keys: list[bytes]) -> Ids:
+        """Fresh pages that follow ``path``; in the tree, with no slots yet."""
+        ids = self.table.allocate(len(path), keys)
+        if len(ids):
+            parent = (int(path[-1]), len(path) - 1) if len(path) else None
+            self.tree.insert(namespace, parent, raw, ids)
+        return ids
+
+    def present(self, path: Ids) -> list[NDArray[np.bool_]]:
+        """Per group: which pages are on the device, on their way there, or on the host."""
+        state = self.table.state
+        return [
+            (state[DEVICE, g, path] != Residence.ABSENT) | (state[HOST, g, path] == Residence.LIVE)
+            for g in range(len(self.schema.groups))
+        ]
+
+    def make_room(self, tier: Tier, group: int, count: int) -> int:
+        """Evict until ``count`` slots are free, or nothing may go; the slots free now."""
+        short = count - tier.free_slots(group)
+        if short > 0:
+            self.evict(tier, group, short)
+        return tier.free_slots(group)
+
+    def reserve(self, tier: Tier, group: int, count: int) -> Ids | None:
+        """``count`` private slots, evicting what must go; None, and nothing taken, if too few."""
+        self.make_room(tier, group, count)
+        return tier.reserve(group, count)
+
+    def evict(self, tier: Tier, group: int, count: int) -> Ids:
+        """Drop up to ``count`` pages of a group from a tier, in order; returns them."""
+        pages = tier.evict(group, count)
+        self._retire_lost(group, pages)
+        return pages
+
+    def drop(self, tier: Tier, group: int, pages: Ids) -> None:
+        """Rows lose their slots, say because the bytes did not arrive."""
+        tier.drop(group, pages)
+        self._retire_lost(group, pages)
+
+    def unhold(self, ids: Ids) -> None:
+        """Take back one hold of each, and recycle what was waiting for that."""
+        self.table.unhold(ids)
+        self._reap(ids)
+
+    def retire(self, pages: Ids) -> None:
+        """Take these pages, and all below them, out of the tree."""
+        table, cuts = self.table, []
+        for page in pages[np.argsort(table.depth[pages], kind="stable")]:
+            if not table.dying[page]:
+                cuts.append(self.tree.cut(int(page), int(table.depth[page])))
+                table.dying[cuts[-1]] = True
+        for gone in cuts:  # not before: ids must not be recycled while they are still looked at
+            self._reap(gone)
+
+    def _retire_lost(self, group: int, pages: Ids) -> None:
+        if self._vital[group] and len(pages):
+            self.retire(pages[~self.table.resident(group, pages)])
+
+    def _reap(self, ids: Ids) -> None:
+        table = self.table
+        over = ids[table.dying[ids] & (table.holds[ids] == 0)]
+        if not len(over):
+            return
+        for tier in (self.device, self.host):
+            for group in range(len(self.schema.groups)):
+                slots = table.state[tier.index, group, over] != Residence.ABSENT
+                tier.drop(group, over[slots])
+        table.recycle(over)
+
+    def check(self) -> None:
+        """Raise InvariantError unless every owner is sound and they agree with each other."""
+        table = self.table
+        for owner in (table, self.tree, self.device, self.host):
+            owner.check()
+        inside = [node.ids for _, node in self.tree.walk()]
+        ids = np.concatenate(inside) if inside else np.empty(0, dtype=np.int32)
+        if len(ids) + np.count_nonzero(table.dying) != len(table):
+            raise InvariantError("a page is neither in the tree nor dying")
+        if table.dying[ids].any() or (table.dying & (table.holds == 0)).any():
+            raise InvariantError("a dying page is in the tree, or waits for nobody")
+        for group, vital in enumerate(self._vital):
+            if vital and not table.resident(group, ids).all():
+                raise InvariantError("a page of the tree can serve no hit")
+        for _, node in self.tree.walk():
+            above = node.parent.ids[-1:] if node.parent else node.ids[:0]
+            line = table.used[:, np.concatenate((above, node.ids))]
+            whole = [g.tail is None for g in self.schema.groups]
+            if (np.diff(line[whole], axis=1) > 0).any():
+                raise InvariantError("a page is newer than its ancestor")

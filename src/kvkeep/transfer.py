@@ -1,0 +1,375 @@
+"""Lanes and tickets: when bytes move.
+
+Four lanes, each a thread of its own: save (device to host), load (host to device), write (host to
+storage) and read (storage to host). The scheduler's thread submits tickets and collects those that
+came back in :meth:`Transfers.landed`; a lane's thread sees slot arrays and byte views only. No
+exception of a backend ends a lane. A store that fails or stalls trips its circuit breaker.
+
+A ticket owns its source and target slots until it came back, whatever happened meanwhile to the
+request, the page or the deadline.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .media.memory import Copy
+from .schema import Closed, Key, Schema
+from .stores.base import Store
+
+Ids = NDArray[np.int32]
+log = logging.getLogger(__name__)
+
+SAVE, LOAD, WRITE, READ, PROBE, TOUCH = "save", "load", "write", "read", "probe", "touch"
+
+_LANE_OF = {PROBE: READ, TOUCH: WRITE}
+_CALL_RECORDS = 256  # records in one call of a store
+
+
+class Media(Protocol):
+    """What the lanes need of :class:`~kvkeep.media.memory.Memory`."""
+
+    def save(self, copies: Sequence[Copy]) -> None: ...
+    def load(self, copies: Sequence[Copy]) -> None: ...
+    def bodies(self, group: int, slots: Ids) -> list[memoryview]: ...
+
+
+@dataclass(slots=True)
+class Move:
+    """Pages of one group under way."""
+
+    group: int  # index in the schema
+    pages: Ids  # page ids; meaningful to the cache only
+    source: Ids  # slots; empty where the source is storage
+    target: Ids  # slots; empty where the target is storage
+    keys: list[Key] = field(default_factory=list)  # where one side is storage
+    landed: NDArray[np.bool_] = field(default_factory=lambda: np.empty(0, dtype=bool))
+
+
+@dataclass(slots=True, eq=False)
+class Ticket:
+    """One transfer of many pages of many groups. All or some of it lands, a flag per page."""
+
+    kind: str
+    moves: list[Move]
+    waiters: list[Any] = field(default_factory=list)  # who to tell; the cache's own
+    present: list[NDArray[np.bool_]] = field(default_factory=list)  # a probe's question and answer
+    submitted: float = 0.0  # monotonic seconds
+
+    def touches(self, pages: Ids) -> bool:
+        """Whether it moves any of these pages."""
+        return any(bool(np.isin(move.pages, pages).any()) for move in self.moves)
+
+
+class Lane(Protocol):
+    """Runs tickets in some order and reports each once. Calls are the scheduler's thread's."""
+
+    def submit(self, ticket: Ticket) -> None: ...
+    def withdraw(self) -> list[Ticket]:
+        """Take back what has not begun."""
+        ...
+
+    def close(self, timeout: float) -> None: ...
+
+
+Work = Callable[[list[Ticket]], None]
+MakeLane = Callable[[str, Work, Callable[[Ticket], None]], Lane]
+"""``make(name, work, report)``: ``work`` moves a batch of tickets and never raises."""
+
+
+class ThreadLane:
+    """A lane on a thread of its own. It hands everything that is queued to one ``work`` call."""
+
+    def __init__(self, name: str, work: Work, report: Callable[[Ticket], None]) -> None:
+        self._work, self._report = work, report
+        self._queue: deque[Ticket] = deque()
+        self._wake = threading.Condition()
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name=f"kvkeep-{name}", daemon=True)
+        self._thread.start()
+
+    def submit(self, ticket: Ticket) -> None:
+        with self._wake:
+            if self._closed:
+                raise Closed("the transfer lanes are closed")
+            self._queue.append(ticket)
+            self._wake.notify()
+
+    def withdraw(self) -> list[Ticket]:
+        with self._wake:
+            taken = list(self._queue)
+            self._queue.clear()
+            return taken
+
+    def close(self, timeout: float) -> None:
+        with self._wake:
+            self._closed = True
+            self._wake.notify()
+        self._thread.join(timeout)
+
+    def _run(self) -> None:
+        while True:
+            with self._wake:
+                self._wake.wait_for(lambda: self._queue or self._closed)
+                if not self._queue:
+                    return
+                batch = list(self._queue)
+                self._queue.clear()
+            self._work(batch)
+            for ticket in batch:
+                self._report(ticket)
+
+
+class Breaker:
+    """Keeps a failing store out of the way: open after failures in a row, then retried.
+
+    Thread-safe. The wait doubles with each failed retry, up to a minute.
+    """
+
+    def __init__(self, failures: int = 3, wait: float = 1.0) -> None:
+        self._limit, self._first_wait = failures, wait
+        self._lock = threading.Lock()
+        self._failures = 0
+        self._wait = wait
+        self._until = 0.0  # monotonic seconds; calls are refused before
+        self.trips = 0
+
+    @property
+    def open(self) -> bool:
+        """Calls are refused now."""
+        return time.monotonic() < self._until
+
+    def success(self) -> None:
+        with self._lock:
+            self._failures, self._wait, self._until = 0, self._first_wait, 0.0
+
+    def failure(self, trip: bool = False) -> None:
+        """One more failure; ``trip`` opens at once."""
+        with self._lock:
+            self._failures += 1
+            if (trip or self._failures >= self._limit) and not self.open:
+                self._until = time.monotonic() + self._wait
+                self._wait = min(60.0, 2 * self._wait)
+                self.trips += 1
+
+
+class Transfers:
+    """The four lanes between two media and a store.
+
+    Args:
+        schema: what the groups are.
+        media: device and host bytes.
+        store: the storage tier, or None for none.
+        lane: makes a lane; tests give one that they step by hand.
+        stall_seconds: a storage call that takes longer trips the breaker.
+    """
+
+    def __init__(
+        self,
+        schema: Schema,
+        media: Media,
+        store: Store | None,
+        lane: MakeLane = ThreadLane,
+        stall_seconds: float = 10.0,
+    ) -> None:
+        self.schema = schema
+        self._prints = [schema.fingerprint(group) for group in schema.groups]
+        self._media, self._store = media, store
+        self._stall = stall_seconds
+        self._done: deque[Ticket] = deque()
+        self._calling: dict[str, float] = {}  # when the storage call under way began, by kind
+        self.breaker = Breaker()
+        self.faults: Counter[str] = Counter()  # contained failures, by lane
+        self.moved: Counter[str] = Counter()  # bytes that landed, by lane
+        self.pending: list[Ticket] = []  # submitted and not collected; the scheduler's thread
+        report = self._done.append
+        self._lanes = {
+            SAVE: lane(SAVE, self._each(self._save), report),
+            LOAD: lane(LOAD, self._each(self._load), report),
+            WRITE: lane(WRITE, self._each(self._write), report),
+            READ: lane(READ, self._each(self._read), report),
+        }
+
+    @property
+    def storage(self) -> bool:
+        """There is a store, and its breaker is closed."""
+        return self._store is not None and not self.breaker.open
+
+    def submit(self, ticket: Ticket) -> Ticket:
+        """Start a transfer. Storage that is out of order fails at once, in the next `landed`."""
+        ticket.submitted = time.monotonic()
+        self.pending.append(ticket)
+        kind = ticket.kind
+        if kind not in (SAVE, LOAD) and not self.storage:
+            self._done.append(_failed(ticket))
+        else:
+            self._lanes[_LANE_OF.get(kind, kind)].submit(ticket)
+        return ticket
+
+    def landed(self) -> list[Ticket]:
+        """Tickets that came back since the last call, each with a flag per page."""
+        self._watch()
+        back = []
+        while self._done:
+            back.append(self._done.popleft())
+        for ticket in back:
+            self.pending.remove(ticket)
+        return back
+
+    def key(self, group: int, page: bytes) -> Key:
+        """Name in storage of one group of a page with this chained key."""
+        return Key(self._prints[group], page)
+
+    def close(self, timeout: float = 5.0) -> None:
+        """Stop the lanes; what is queued is still carried out, if it takes no longer."""
+        for lane in self._lanes.values():
+            lane.close(timeout)
+
+    def _watch(self) -> None:
+        """Trip the breaker for a storage call that hangs, and free who queues behind it."""
+        now = time.monotonic()
+        for kind, since in list(self._calling.items()):
+            if now - since > self._stall:
+                if not self.breaker.open:
+                    self.faults["stall"] += 1
+                self.breaker.failure(trip=True)
+                self._done.extend(map(_failed, self._lanes[_LANE_OF.get(kind, kind)].withdraw()))
+
+    def _each(self, work: Work) -> Work:
+        """A lane's whole work: no exception ends it, and what raised did not land."""
+
+        def run(batch: list[Ticket]) -> None:
+            try:
+                work(batch)
+            except Exception as error:
+                log.warning("%s failed, %d pages lost: %r", batch[0].kind, _pages(batch), error)
+                self.faults[batch[0].kind] += 1
+                for ticket in batch:
+                    _failed(ticket)
+
+        return run
+
+    def _save(self, batch: list[Ticket]) -> None:
+        self._media.save(_copies(batch))
+        self._all_landed(batch)
+
+    def _load(self, batch: list[Ticket]) -> None:
+        self._media.load(_copies(batch))
+        self._all_landed(batch)
+
+    def _all_landed(self, batch: list[Ticket]) -> None:
+        for ticket in batch:
+            self._land(ticket, np.ones(_pages([ticket]), dtype=bool))
+
+    def _write(self, batch: list[Ticket]) -> None:
+        for ticket in batch:
+            if ticket.kind == TOUCH:
+                self._call(TOUCH, _keys(ticket), lambda store, keys, _: store.touch(keys))
+            else:
+                bodies = self._bodies(ticket, lambda move: move.source)
+                self._land(ticket, self._call(WRITE, _keys(ticket), Store.write, bodies))
+
+    def _read(self, batch: list[Ticket]) -> None:
+        for ticket in batch:
+            if ticket.kind == PROBE:
+                self._probe(ticket)
+            else:
+                bodies = self._bodies(ticket, lambda move: move.target)
+                self._land(ticket, self._call(READ, _keys(ticket), Store.read, bodies))
+
+    def _bodies(self, ticket: Ticket, slots: Callable[[Move], Ids]) -> list[memoryview]:
+        return [b for move in ticket.moves for b in self._media.bodies(move.group, slots(move))]
+
+    def _call(
+        self,
+        kind: str,
+        keys: list[Key],
+        verb: Callable[..., list[bool] | None],
+        bodies: Sequence[memoryview] = (),
+    ) -> NDArray[np.bool_]:
+        """``verb(store, keys, bodies)`` in calls of bounded size, under the breaker.
+
+        Returns a flag per key; what the breaker refused or what raised is False."""
+        flags = np.zeros(len(keys), dtype=bool)
+        for start in range(0, len(keys), _CALL_RECORDS):
+            if self.breaker.open:
+                break
+            part = slice(start, start + _CALL_RECORDS)
+            self._calling[kind] = time.monotonic()
+            try:
+                answer = verb(self._store, keys[part], bodies[part])
+                self.breaker.success()
+                if answer is not None:
+                    flags[part] = answer
+            except Exception as error:
+                log.warning("storage %s failed: %r", kind, error)
+                self.faults[kind] += 1
+                self.breaker.failure()
+            finally:
+                self._calling.pop(kind, None)
+        return flags
+
+    def _land(self, ticket: Ticket, flags: NDArray[np.bool_]) -> None:
+        start = 0
+        for move in ticket.moves:
+            move.landed = flags[start : start + len(move.pages)]
+            start += len(move.pages)
+            size = self.schema.groups[move.group].record_bytes
+            self.moved[ticket.kind] += size * int(np.count_nonzero(move.landed))
+
+    def _probe(self, ticket: Ticket) -> None:
+        """Fill ``ticket.present``: groups that need every page up to their first gap, then the
+        others as far as those reach. What is present already is not asked for."""
+        groups = self.schema.groups
+        reach = len(ticket.present[0])
+        whole = [group.tail is None and group.required for group in groups]
+        for group in sorted(range(len(groups)), key=lambda g: not whole[g]):
+            present, keys = ticket.present[group], ticket.moves[group].keys
+            for start in range(0, reach, _CALL_RECORDS):
+                part = slice(start, min(start + _CALL_RECORDS, reach))
+                missing = start + np.flatnonzero(~present[part])
+                present[missing] = self._call(
+                    PROBE, [keys[i] for i in missing], lambda store, ks, _: store.probe(ks)
+                )
+                if whole[group] and not present[part].all():
+                    break
+            present[reach:] = False
+            if whole[group] and not present.all():
+                reach = int(present.argmin())
+
+
+def _keys(ticket: Ticket) -> list[Key]:
+    return [key for move in ticket.moves for key in move.keys]
+
+
+def _pages(batch: list[Ticket]) -> int:
+    return sum(len(move.pages) for ticket in batch for move in ticket.moves)
+
+
+def _copies(batch: list[Ticket]) -> list[Copy]:
+    """All moves of all tickets as one copy per group."""
+    merged: dict[int, list[Move]] = {}
+    for ticket in batch:
+        for move in ticket.moves:
+            merged.setdefault(move.group, []).append(move)
+    return [
+        Copy(g, np.concatenate([m.source for m in ms]), np.concatenate([m.target for m in ms]))
+        for g, ms in merged.items()
+    ]
+
+
+def _failed(ticket: Ticket) -> Ticket:
+    """Mark everything that has not landed as lost."""
+    for move in ticket.moves:
+        if len(move.landed) != len(move.pages):
+            move.landed = np.zeros(len(move.pages), dtype=bool)
+    return ticket
