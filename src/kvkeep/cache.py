@@ -22,6 +22,7 @@ from .policy import Policy
 from .prefetch import Prefetcher
 from .residency import Residency
 from .schema import Closed, InvariantError, Residence, Schema, chain_keys, root_key
+from .slots import DeviceSlots
 from .stores.base import Store
 from .tier import Tier
 from .transfer import (
@@ -77,6 +78,7 @@ class Cache:
         self.counts: Counter[str] = Counter()
         self._table, self._tree = self.residency.table, self.residency.tree
         self._device, self._host = self.residency.device, self.residency.host
+        self._slots = DeviceSlots(self.residency)
         self._backup = Backup(self.residency, self.transfers, self.counts)
         self._prefetcher = Prefetcher(self.residency, self.transfers, self.policy, self.counts)
         self._apply: dict[str, Callable[[Ticket], None]] = {
@@ -171,13 +173,13 @@ class Cache:
                 share.valid_from = int(gaps[-1]) + 1
             ids = lease.path[at[at >= share.valid_from]]
             live = ids[self._table.where(DEVICE, g, ids, Residence.LIVE)]
-            self._pin(g, share, live)
+            self._slots.pin(g, share, live)
             absent = self._table.where(DEVICE, g, ids, Residence.ABSENT)
             load = ids[absent & self._table.where(HOST, g, ids, Residence.LIVE)]
             self._host.pin(g, load)
             target = self.residency.reserve(self._device, g, len(load))
             private = gaps[gaps >= share.valid_from]  # "stale": somebody else's bytes
-            fits = target is not None and self._extend(g, share, fresh, private)
+            fits = target is not None and self._slots.extend(g, share, fresh, private)
             if target is None:
                 self._host.unpin(g, load)
             else:
@@ -218,9 +220,9 @@ class Cache:
         for g, group in enumerate(self.schema.groups):
             share = lease.shares[group.name]
             had = len(share.slots)
-            if not self._extend(g, share, max(0, count - had), _NO_GAPS):
+            if not self._slots.extend(g, share, max(0, count - had), _NO_GAPS):
                 for group_index, shared, size in taken:
-                    self._cut(group_index, shared, size)
+                    self._slots.cut(group_index, shared, size)
                 return False
             taken.append((g, share, had))
         return True
@@ -256,35 +258,9 @@ class Cache:
         for g, group in enumerate(self.schema.groups):
             share = lease.shares[group.name]
             if share.whole:
-                self._publish(g, share, lease.path, first)
+                self._backup.add(g, self._slots.publish(g, share, lease.path, first))
             if group.tail is not None:
-                self._slide(g, share, lease.path, group.needed(last).start)
-
-    def _publish(self, g: int, share: Share, path: Ids, first: int) -> None:
-        """Rows of ``path[first:]`` without a slot adopt the lease's; where a row has one, the
-        lease takes that instead of its own; where one is being filled, both are kept."""
-        at = np.arange(first, len(path))
-        ids, slots = path[at], share.slots[at]
-        absent = self._table.where(DEVICE, g, ids, Residence.ABSENT)
-        live = self._table.where(DEVICE, g, ids, Residence.LIVE)
-        self._device.adopt(g, ids[absent], slots[absent], Residence.LIVE)
-        share.slots[at[live]] = NO_SLOT
-        share.owned[at[absent | live]] = False
-        share.slots[at[absent | live]] = self._device.pin(g, ids[absent | live])
-        self._device.free(g, slots[live])
-        self._backup.add(g, ids[absent])
-
-    def _slide(self, g: int, share: Share, path: Ids, start: int) -> None:
-        """Let go of pages before ``start``: out of reach, and of use only where hits ended."""
-        at = np.flatnonzero(share.slots[:start] != NO_SLOT)
-        own = share.owned[at]
-        self._device.free(g, share.slots[at[own]])
-        out = path[at[~own]]
-        alone = self._table.pins[DEVICE, g, out] == 1
-        self._table.used[g, out[alone & ~self._table.ends[out]]] = 0
-        self._device.unpin(g, out)
-        share.slots[at] = NO_SLOT
-        share.owned[at] = False
+                self._slots.slide(g, share, lease.path, group.needed(last).start)
 
     def release(self, lease: Lease) -> None:
         """Give everything back. Idempotent, also while it is being loaded."""
@@ -294,7 +270,7 @@ class Cache:
         del self._leases[lease.serial]
         for g, group in enumerate(self.schema.groups):
             if group.name in lease.shares:
-                self._let_go(g, lease.shares[group.name], lease.path, 0)
+                self._slots.let_go(g, lease.shares[group.name], lease.path, 0)
         self.residency.unhold(lease.path)
 
     def tick(self) -> None:
@@ -335,7 +311,7 @@ class Cache:
             ids, at = ids[at < lease.pages], at[at < lease.pages]
             first = max(group.needed(lease.pages).start, share.valid_from)
             mine = (lease.path[at] == ids) & (share.slots[at] == NO_SLOT) & (at >= first)
-            self._pin(move.group, share, ids[mine])
+            self._slots.pin(move.group, share, ids[mine])
 
     def _settle(self, lease: Lease, ticket: Ticket) -> None:
         """Everything landed or failed: apply the hit rule again to what the lease now has."""
@@ -345,7 +321,7 @@ class Cache:
         if pages < lease.pages:
             lease.explanation.limited_by = self._limit(has, pages)
             for g, group in enumerate(self.schema.groups):
-                self._let_go(g, lease.shares[group.name], lease.path, pages)
+                self._slots.let_go(g, lease.shares[group.name], lease.path, pages)
             self.residency.unhold(lease.path[pages:])
             lease.path = lease.path[:pages]
         for g, group in enumerate(self.schema.groups):
@@ -367,35 +343,6 @@ class Cache:
                 self._settle(waiter, ticket)
             elif isinstance(waiter, Prefetch):
                 waiter.done = True
-
-    # --- slots of one lease
-
-    def _pin(self, g: int, share: Share, ids: Ids) -> None:
-        share.slots[self._table.depth[ids]] = self._device.pin(g, ids)
-
-    def _extend(self, g: int, share: Share, count: int, gaps: NDArray[np.intp]) -> bool:
-        """Private slots for ``count`` more pages, and for the pages at ``gaps``."""
-        slots = self.residency.reserve(self._device, g, count + len(gaps))
-        if slots is None:
-            return False
-        share.slots = np.concatenate((share.slots, slots[:count]))
-        share.owned = np.concatenate((share.owned, np.ones(count, dtype=bool)))
-        share.slots[gaps] = slots[count:]
-        share.owned[gaps] = True
-        return True
-
-    def _cut(self, g: int, share: Share, size: int) -> None:
-        """Free private slots from the ``size``-th page on."""
-        self._device.free(g, share.slots[size:])
-        share.slots, share.owned = share.slots[:size], share.owned[:size]
-
-    def _let_go(self, g: int, share: Share, path: Ids, first: int) -> None:
-        """Unpin or free everything from page ``first`` on."""
-        at = first + np.flatnonzero(share.slots[first:] != NO_SLOT)
-        own = share.owned[at]
-        self._device.free(g, share.slots[at[own]])
-        self._device.unpin(g, path[at[~own]])
-        share.slots, share.owned = share.slots[:first], share.owned[:first]
 
     # --- small things
 

@@ -137,11 +137,13 @@ class PageTable:
 
     def where(self, tier: int, group: int, ids: Ids, state: Residence) -> NDArray[np.bool_]:
         """Which of these pages are in ``state``."""
-        return np.equal(self.state[tier, group, ids], state)
+        found: NDArray[np.bool_] = self.state[tier, group, ids] == state
+        return found
 
     def resident(self, group: int, ids: Ids) -> NDArray[np.bool_]:
         """Which of these pages have a slot, or one being filled, in either memory tier."""
-        return (self.state[:, group, ids] != Residence.ABSENT).any(axis=0)
+        found: NDArray[np.bool_] = (self.state[:, group, ids] != Residence.ABSENT).any(axis=0)
+        return found
 
     def check(self) -> None:
         """Raise InvariantError unless all columns agree with each other."""

@@ -103,7 +103,8 @@ class Tier:
         """Keep LIVE rows where they are; returns their slots."""
         self._expect(group, pages, Residence.LIVE)
         self.table.pins[self.index, group, pages] += 1
-        return self.table.slot[self.index, group, pages]
+        slots: Ids = self.table.slot[self.index, group, pages]
+        return slots
 
     def unpin(self, group: int, pages: Ids) -> None:
         """Take back one pin of each."""
@@ -115,11 +116,10 @@ class Tier:
     def evictable(self, group: int, pages: Ids) -> NDArray[np.bool_]:
         """Which of these pages may lose their slot here."""
         table = self.table
-        return (
-            (table.state[self.index, group, pages] == Residence.LIVE)
-            & (table.pins[self.index, group, pages] == 0)
-            & ~table.dying[pages]
-        )
+        fit: NDArray[np.bool_] = table.state[self.index, group, pages] == Residence.LIVE
+        fit &= table.pins[self.index, group, pages] == 0
+        fit &= ~table.dying[pages]
+        return fit
 
     def evict(self, group: int, count: int) -> Ids:
         """Drop up to ``count`` pages, the first in order first; returns them."""

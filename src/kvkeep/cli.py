@@ -1,0 +1,170 @@
+"""The ``kvkeep`` command. Whatever takes long to import is imported by the command that needs it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+app = typer.Typer(
+    name="kvkeep",
+    help="A hierarchical KV cache for LLM serving that keeps the draft model's state too.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+cache_app = typer.Typer(no_args_is_help=True, help="Look after a storage directory.")
+app.add_typer(cache_app, name="cache")
+
+GB = 10**9
+SERVER, MEMORY, STORAGE, SPECULATION = "Server", "Memory", "Storage", "Speculation"
+
+
+def option(room: str, text: str, *names: str) -> typer.models.OptionInfo:
+    """An option of ``serve``, listed under ``room``."""
+    return typer.Option(*names, help=text, rich_help_panel=room)
+
+
+def only_one(value: int) -> int:
+    """Refuse trees of drafts."""
+    if value != 1:
+        raise typer.BadParameter(f"{value} is not supported; drafts are chains, so it must be 1")
+    return value
+
+
+@app.command()
+def serve(
+    model: Annotated[Path, typer.Argument(help="Directory of the model, in Hugging Face layout.")],
+    draft: Annotated[
+        Path | None,
+        option(
+            SPECULATION,
+            "Directory of the draft model. Its KV is cached beside the target's.",
+            "--draft",
+            "--speculative-draft-model-path",
+        ),
+    ] = None,
+    host: Annotated[str, option(SERVER, "Address to listen on; 0.0.0.0 is all.")] = "127.0.0.1",
+    port: Annotated[int, option(SERVER, "Port to listen on; 0 finds a free one.")] = 30000,
+    served_model_name: Annotated[
+        str | None, option(SERVER, "Name in the API. Default: the directory's.")
+    ] = None,
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"], option(SERVER, "How much to tell on stderr.")
+    ] = "warning",
+    enable_cache_report: Annotated[
+        bool, option(SERVER, "As in SGLang. Answers always report cached tokens.")
+    ] = False,
+    dtype: Annotated[
+        str, option(MEMORY, "auto, float32, bfloat16 or float16. auto on a CPU: float32.")
+    ] = "auto",
+    device: Annotated[str, option(MEMORY, "auto, cpu or cuda.")] = "auto",
+    context_length: Annotated[
+        int | None, option(MEMORY, "Most tokens of prompt and answer. Default: the model's.")
+    ] = None,
+    max_total_tokens: Annotated[
+        int | None, option(MEMORY, "Tokens that the device's KV pool holds.")
+    ] = None,
+    max_running_requests: Annotated[
+        int, option(MEMORY, "Requests that may be computed together.")
+    ] = 64,
+    chunked_prefill_size: Annotated[
+        int, option(MEMORY, "Prompt tokens per step: fewer let running requests wait less.")
+    ] = 512,
+    page_size: Annotated[
+        int, option(MEMORY, "Tokens per page: what is shared, moved and evicted as one.")
+    ] = 64,
+    hicache_size: Annotated[
+        float | None, option(MEMORY, "Host memory for cached pages in GB. Default: by the ratio.")
+    ] = None,
+    hicache_ratio: Annotated[
+        float, option(MEMORY, "Host memory for cached pages, as a multiple of the device's pool.")
+    ] = 2.0,
+    hicache_write_policy: Annotated[
+        str, option(STORAGE, "When pages go down a tier: write_through, as soon as computed.")
+    ] = "write_through",
+    hicache_storage_backend: Annotated[
+        Literal["file"] | None, option(STORAGE, "Where pages outlive the server.")
+    ] = None,
+    hicache_storage_dir: Annotated[
+        Path | None, option(STORAGE, "Directory of the file backend. Servers may share it.")
+    ] = None,
+    hicache_storage_size: Annotated[
+        float | None, option(STORAGE, "Quota over that directory in GB. Default: 16 GiB.")
+    ] = None,
+    hicache_storage_prefetch_policy: Annotated[
+        str, option(STORAGE, "What a request waits for: wait_complete, for all that storage has.")
+    ] = "wait_complete",
+    speculative_algorithm: Annotated[
+        Literal["EAGLE3"] | None, option(SPECULATION, "Kind of draft. Default: the draft's own.")
+    ] = None,
+    speculative_num_steps: Annotated[
+        int, option(SPECULATION, "Tokens that the draft proposes per round.")
+    ] = 5,
+    speculative_num_draft_tokens: Annotated[
+        int | None, option(SPECULATION, "Tokens verified per round: the steps and one more.")
+    ] = None,
+    speculative_eagle_topk: Annotated[
+        int, typer.Option(help="Must be 1.", rich_help_panel=SPECULATION, callback=only_one)
+    ] = 1,
+) -> None:
+    """Serve a model with an OpenAI-compatible API. Flags are named as in SGLang."""
+    from .engine.config import EngineConfig
+    from .schema import ConfigError
+    from .server.run import serve
+
+    if hicache_storage_backend and not hicache_storage_dir:
+        raise ConfigError(f"storage backend {hicache_storage_backend} needs --hicache-storage-dir")
+    if speculative_algorithm and not draft:
+        raise ConfigError(f"speculative algorithm {speculative_algorithm} needs --draft")
+    quota = {} if hicache_storage_size is None else {"storage_bytes": _bytes(hicache_storage_size)}
+    config = EngineConfig(
+        model=model,
+        draft=draft,
+        served_name=served_model_name,
+        dtype=dtype,
+        device=device,
+        context_length=context_length,
+        page_size=page_size,
+        device_tokens=max_total_tokens,
+        host_bytes=None if hicache_size is None else _bytes(hicache_size),
+        host_ratio=hicache_ratio,
+        storage_dir=hicache_storage_dir,
+        prefetch_policy=hicache_storage_prefetch_policy,
+        write_policy=hicache_write_policy,
+        chunked_prefill_size=chunked_prefill_size,
+        max_running=max_running_requests,
+        num_steps=speculative_num_steps,
+        num_draft_tokens=speculative_num_draft_tokens,
+        **quota,
+    )
+    serve(config, host, port, log_level)
+
+
+@app.command()
+def demo(
+    json: Annotated[Path | None, typer.Option(help="Also write the figures to this file.")] = None,
+) -> None:
+    """Restore a prompt from each tier, with and without the draft's state, and compare."""
+    from .demo.run import run
+
+    run(json)
+
+
+def _bytes(gigabytes: float) -> int:
+    return round(gigabytes * GB)
+
+
+def main() -> None:
+    """Run the command line. Errors of kvkeep's own are one line, not a traceback."""
+    try:
+        app()
+    except Exception as error:
+        from .schema import KvkeepError
+
+        if not isinstance(error, KvkeepError):
+            raise
+        sys.exit(f"kvkeep: {error}")
