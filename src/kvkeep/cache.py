@@ -21,7 +21,7 @@ from .pages import DEVICE, HOST, NO_SLOT, TIERS
 from .policy import Policy
 from .prefetch import Prefetcher
 from .residency import Residency
-from .schema import Closed, InvariantError, Residence, Schema, chain_keys, root_key
+from .schema import Closed, InvariantError, RequestError, Residence, Schema, chain_keys, root_key
 from .slots import DeviceSlots
 from .stores.base import Store
 from .tier import Tier
@@ -155,6 +155,18 @@ class Cache:
         if lease.ready:
             self._explain(lease)
         return lease
+
+    def room(self, tokens: NDArray[np.int32], namespace: str = "") -> int:
+        """Tokens that the device could hold beside what is in use, counting in the pages of this
+        prompt that are in use already. A hint for schedulers."""
+        path = self._tree.match(namespace, self._raw(tokens))
+        pages = []
+        for g in range(len(self.schema.groups)):
+            resident = self._device.resident(g)
+            idle = np.count_nonzero(self._device.evictable(g, resident))
+            shared = np.count_nonzero(self._table.pins[DEVICE, g, path])
+            pages.append(self._device.free_slots(g) + int(idle) + int(shared))
+        return min(pages) * self.schema.page_tokens
 
     def _place(
         self, lease: Lease, present: list[NDArray[np.bool_]], fresh: int
@@ -406,6 +418,8 @@ class Cache:
         )
 
     def _tier(self, name: str) -> Tier:
+        if name not in TIERS:
+            raise RequestError(f"no memory tier is called {name!r}: there are {', '.join(TIERS)}")
         return (self._device, self._host)[TIERS.index(name)]
 
     @property

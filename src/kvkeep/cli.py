@@ -1,12 +1,17 @@
-"""The ``kvkeep`` command. Whatever takes long to import is imported by the command that needs it."""
+"""The ``kvkeep`` command. What takes long to import is imported by the command that needs it."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+
+if TYPE_CHECKING:
+    from .stores.file import FileStore
 
 app = typer.Typer(
     name="kvkeep",
@@ -19,11 +24,10 @@ app = typer.Typer(
 cache_app = typer.Typer(no_args_is_help=True, help="Look after a storage directory.")
 app.add_typer(cache_app, name="cache")
 
-GB = 10**9
 SERVER, MEMORY, STORAGE, SPECULATION = "Server", "Memory", "Storage", "Speculation"
 
 
-def option(room: str, text: str, *names: str) -> typer.models.OptionInfo:
+def option(room: str, text: str, *names: str) -> Any:
     """An option of ``serve``, listed under ``room``."""
     return typer.Option(*names, help=text, rich_help_panel=room)
 
@@ -37,7 +41,10 @@ def only_one(value: int) -> int:
 
 @app.command()
 def serve(
-    model: Annotated[Path, typer.Argument(help="Directory of the model, in Hugging Face layout.")],
+    model: Annotated[
+        Path,
+        typer.Argument(metavar="MODEL", help="Directory of the model, in Hugging Face layout."),
+    ],
     draft: Annotated[
         Path | None,
         option(
@@ -68,6 +75,9 @@ def serve(
     max_total_tokens: Annotated[
         int | None, option(MEMORY, "Tokens that the device's KV pool holds.")
     ] = None,
+    mem_fraction_static: Annotated[
+        float, option(MEMORY, "Without that, the part of free CUDA memory that the pool takes.")
+    ] = 0.8,
     max_running_requests: Annotated[
         int, option(MEMORY, "Requests that may be computed together.")
     ] = 64,
@@ -78,11 +88,17 @@ def serve(
         int, option(MEMORY, "Tokens per page: what is shared, moved and evicted as one.")
     ] = 64,
     hicache_size: Annotated[
-        float | None, option(MEMORY, "Host memory for cached pages in GB. Default: by the ratio.")
+        float | None, option(MEMORY, "Host memory for cached pages in GiB. Default: by the ratio.")
     ] = None,
     hicache_ratio: Annotated[
         float, option(MEMORY, "Host memory for cached pages, as a multiple of the device's pool.")
     ] = 2.0,
+    missing_policy: Annotated[
+        str,
+        option(
+            MEMORY, "If draft state is gone: strict shortens the hit, lenient drafts with less."
+        ),
+    ] = "strict",
     hicache_write_policy: Annotated[
         str, option(STORAGE, "When pages go down a tier: write_through, as soon as computed.")
     ] = "write_through",
@@ -93,8 +109,8 @@ def serve(
         Path | None, option(STORAGE, "Directory of the file backend. Servers may share it.")
     ] = None,
     hicache_storage_size: Annotated[
-        float | None, option(STORAGE, "Quota over that directory in GB. Default: 16 GiB.")
-    ] = None,
+        float, option(STORAGE, "Quota in GiB over all that the directory holds.")
+    ] = 16.0,
     hicache_storage_prefetch_policy: Annotated[
         str, option(STORAGE, "What a request waits for: wait_complete, for all that storage has.")
     ] = "wait_complete",
@@ -112,7 +128,7 @@ def serve(
     ] = 1,
 ) -> None:
     """Serve a model with an OpenAI-compatible API. Flags are named as in SGLang."""
-    from .engine.config import EngineConfig
+    from .engine.config import GIB, EngineConfig
     from .schema import ConfigError
     from .server.run import serve
 
@@ -120,7 +136,6 @@ def serve(
         raise ConfigError(f"storage backend {hicache_storage_backend} needs --hicache-storage-dir")
     if speculative_algorithm and not draft:
         raise ConfigError(f"speculative algorithm {speculative_algorithm} needs --draft")
-    quota = {} if hicache_storage_size is None else {"storage_bytes": _bytes(hicache_storage_size)}
     config = EngineConfig(
         model=model,
         draft=draft,
@@ -130,16 +145,18 @@ def serve(
         context_length=context_length,
         page_size=page_size,
         device_tokens=max_total_tokens,
-        host_bytes=None if hicache_size is None else _bytes(hicache_size),
+        mem_fraction=mem_fraction_static,
+        host_bytes=None if hicache_size is None else round(hicache_size * GIB),
         host_ratio=hicache_ratio,
         storage_dir=hicache_storage_dir,
+        storage_bytes=round(hicache_storage_size * GIB),
         prefetch_policy=hicache_storage_prefetch_policy,
         write_policy=hicache_write_policy,
+        missing=missing_policy,
         chunked_prefill_size=chunked_prefill_size,
         max_running=max_running_requests,
         num_steps=speculative_num_steps,
         num_draft_tokens=speculative_num_draft_tokens,
-        **quota,
     )
     serve(config, host, port, log_level)
 
@@ -154,8 +171,77 @@ def demo(
     run(json)
 
 
-def _bytes(gigabytes: float) -> int:
-    return round(gigabytes * GB)
+DIRECTORY = Annotated[Path, typer.Argument(metavar="DIR", help="A --hicache-storage-dir.")]
+
+
+@contextmanager
+def stored(directory: Path) -> Iterator[FileStore]:
+    """The store in ``directory``, which must be one: looking must not make it so."""
+    from .schema import ConfigError
+    from .stores.file import FileStore
+
+    if not any(directory.glob("*.slab")):
+        raise ConfigError(f"there is no cache in {directory}")
+    with closing(FileStore(directory, {})) as store:
+        yield store
+
+
+@cache_app.command()
+def ls(directory: DIRECTORY) -> None:
+    """List the groups of records, the least recently used first."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("group", "records", "record", "on disk", "open", box=None)
+    with stored(directory) as store:
+        for group in store.usage():
+            sizes = mebibytes(group.body_bytes), mebibytes(group.bytes)
+            name, is_open = group.fingerprint.hex(), "yes" if group.open else "no"
+            table.add_row(name, str(group.records), *sizes, is_open)
+    Console().print(table)
+
+
+@cache_app.command()
+def du(directory: DIRECTORY) -> None:
+    """Tell how much there is in all."""
+    with stored(directory) as store:
+        groups = store.usage()
+    held, records = sum(g.bytes for g in groups), sum(g.records for g in groups)
+    typer.echo(f"{mebibytes(held)} on disk, {records} records of {len(groups)} groups")
+
+
+@cache_app.command()
+def fsck(
+    directory: DIRECTORY,
+    repair: Annotated[bool, typer.Option("--repair", help="Forget what does not verify.")] = False,
+) -> None:
+    """Read and verify every record; servers may go on. Exit code 1 if any is bad."""
+    with stored(directory) as store:
+        report = store.fsck(repair)
+    typer.echo(
+        f"{report.good} good, {report.corrupt} corrupt, {report.orphaned} orphaned, "
+        f"{report.missing} missing, {report.writing} being written"
+    )
+    if report.corrupt or report.orphaned or report.missing:
+        raise typer.Exit(0 if repair else 1)
+
+
+@cache_app.command()
+def gc(
+    directory: DIRECTORY,
+    keep: Annotated[float, typer.Option(help="GiB that may stay.", min=0)],
+) -> None:
+    """Delete the least recently used records until no more than --keep are left."""
+    from .engine.config import GIB
+
+    with stored(directory) as store:
+        freed = store.gc(round(keep * GIB))
+    typer.echo(f"{mebibytes(freed)} freed")
+
+
+def mebibytes(count: int) -> str:
+    """``count`` bytes, for people."""
+    return f"{count / 2**20:,.1f} MiB"
 
 
 def main() -> None:

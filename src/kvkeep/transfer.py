@@ -31,6 +31,12 @@ log = logging.getLogger(__name__)
 
 SAVE, LOAD, WRITE, READ, PROBE, TOUCH = "save", "load", "write", "read", "probe", "touch"
 
+Verb = Callable[[Store, Sequence[Key], Sequence[memoryview]], list[bool] | None]
+_WRITE: Verb = lambda store, keys, bodies: store.write(keys, bodies)  # noqa: E731
+_READ: Verb = lambda store, keys, bodies: store.read(keys, bodies)  # noqa: E731
+_PROBE: Verb = lambda store, keys, _: store.probe(keys)  # noqa: E731
+_TOUCH: Verb = lambda store, keys, _: store.touch(keys)  # noqa: E731
+
 _LANE_OF = {PROBE: READ, TOUCH: WRITE}
 _CALL_RECORDS = 256  # records in one call of a store
 
@@ -273,10 +279,10 @@ class Transfers:
     def _write(self, batch: list[Ticket]) -> None:
         for ticket in batch:
             if ticket.kind == TOUCH:
-                self._call(TOUCH, _keys(ticket), lambda store, keys, _: store.touch(keys))
+                self._call(TOUCH, _keys(ticket), _TOUCH)
             else:
                 bodies = self._bodies(ticket, lambda move: move.source)
-                self._land(ticket, self._call(WRITE, _keys(ticket), Store.write, bodies))
+                self._land(ticket, self._call(WRITE, _keys(ticket), _WRITE, bodies))
 
     def _read(self, batch: list[Ticket]) -> None:
         for ticket in batch:
@@ -284,7 +290,7 @@ class Transfers:
                 self._probe(ticket)
             else:
                 bodies = self._bodies(ticket, lambda move: move.target)
-                self._land(ticket, self._call(READ, _keys(ticket), Store.read, bodies))
+                self._land(ticket, self._call(READ, _keys(ticket), _READ, bodies))
 
     def _bodies(self, ticket: Ticket, slots: Callable[[Move], Ids]) -> list[memoryview]:
         return [b for move in ticket.moves for b in self._media.bodies(move.group, slots(move))]
@@ -293,20 +299,22 @@ class Transfers:
         self,
         kind: str,
         keys: list[Key],
-        verb: Callable[..., list[bool] | None],
+        verb: Verb,
         bodies: Sequence[memoryview] = (),
     ) -> NDArray[np.bool_]:
-        """``verb(store, keys, bodies)`` in calls of bounded size, under the breaker.
+        """``verb(store, keys, bodies)``, in calls of bounded size, under the breaker.
 
         Returns a flag per key; what the breaker refused or what raised is False."""
-        flags = np.zeros(len(keys), dtype=bool)
+        store, flags = self._store, np.zeros(len(keys), dtype=bool)
+        if store is None:
+            return flags
         for start in range(0, len(keys), _CALL_RECORDS):
             if self.breaker.open:
                 break
             part = slice(start, start + _CALL_RECORDS)
             self._calling[kind] = time.monotonic()
             try:
-                answer = verb(self._store, keys[part], bodies[part])
+                answer = verb(store, keys[part], bodies[part])
                 self.breaker.success()
                 if answer is not None:
                     flags[part] = answer
@@ -337,9 +345,7 @@ class Transfers:
             for start in range(0, reach, _CALL_RECORDS):
                 part = slice(start, min(start + _CALL_RECORDS, reach))
                 missing = start + np.flatnonzero(~present[part])
-                present[missing] = self._call(
-                    PROBE, [keys[i] for i in missing], lambda store, ks, _: store.probe(ks)
-                )
+                present[missing] = self._call(PROBE, [keys[i] for i in missing], _PROBE)
                 if whole[group] and not present[part].all():
                     break
             present[reach:] = False

@@ -26,6 +26,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     context_length: int | None = None  # None: the model's, as far as the device pool holds it
     page_size: int = 64  # tokens
     device_tokens: int | None = None  # device pool; None: from mem_fraction / a CPU default
+    mem_fraction: float = 0.8  # --mem-fraction-static: of free CUDA memory, for the device pool
     host_bytes: int | None = None  # --hicache-size; None: ratio x device pool
     host_ratio: float = 2.0  # --hicache-ratio
     storage_dir: Path | None = None  # None: no storage tier

@@ -1,0 +1,44 @@
+# Needs Python 3.11 or newer and make, nothing else. Paths are relative, so that the checkout may
+# lie anywhere, and tools run as modules, so that no script's first line holds a path.
+
+PYTHON ?= python3
+VENV   := .venv
+RUN    := $(VENV)/bin/python
+PIP    := $(RUN) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+READY  := $(VENV)/.ready
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint format clean
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' Makefile
+
+demo: $(READY) ## watch a draft model keep its speed through a cache restore
+	@$(RUN) -m kvkeep demo
+
+test: $(READY) ## run the tests, with coverage of the cache
+	@$(RUN) -m pytest --cov --cov-report=term $(ARGS)
+
+lint: $(READY) ## check format, style, types and the direction of imports
+	@$(RUN) -m ruff format --check --quiet
+	@$(RUN) -m ruff check --quiet
+	@$(RUN) -m mypy
+	@$(RUN) $(VENV)/bin/lint-imports --no-logo
+
+format: $(READY) ## format the code
+	@$(RUN) -m ruff format --quiet
+	@$(RUN) -m ruff check --quiet --fix
+
+clean: ## remove the environment and all caches
+	@rm -rf $(VENV) .coverage .*_cache .hypothesis
+
+# torch comes first and alone: which build suits a machine is pip's choice, not another package's.
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "kvkeep needs Python 3.11 or newer; set PYTHON=/path/to/one")'
+	@echo "[1/3] creating $(VENV)"
+	@$(PYTHON) -m venv $(VENV)
+	@echo "[2/3] installing torch (the largest download; a few minutes the first time)"
+	@$(PIP) torch
+	@echo "[3/3] installing kvkeep and its tools"
+	@$(PIP) --editable '.[dev]'
+	@touch $@

@@ -1,0 +1,232 @@
+"""The engine: a thread that takes messages, runs steps and sends replies.
+
+One thread decides and computes: it alone touches the scheduler, the cache and the models. No
+request, and no failure of a step, ends it.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import random
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from ..schema import Closed, KvkeepError, PromptTooLong, RequestError
+from .build import build
+from .config import EngineConfig
+from .messages import (
+    Abort,
+    Ask,
+    Done,
+    Evict,
+    Failed,
+    Figures,
+    Finished,
+    Generate,
+    ModelInfo,
+    Output,
+    Reply,
+    Request,
+)
+from .request import Sequence
+from .scheduler import Scheduler
+from .text import Detokenizer
+
+log = logging.getLogger(__name__)
+
+_IDLE_SECONDS = 0.05  # between ticks while nothing runs
+_BUSY_SECONDS = 0.0005  # while bytes are on their way
+
+
+class Engine:
+    """Serves one model. Build it, :meth:`listen`, :meth:`start`, :meth:`send`, :meth:`close`.
+
+    Raises:
+        ConfigError: the settings cannot be served; raised at construction.
+    """
+
+    def __init__(self, config: EngineConfig) -> None:
+        parts = build(config)
+        self.info: ModelInfo = parts.info
+        self.tokenizer: Any = parts.tokenizer
+        self._target, self._runner, self._cache = parts.target, parts.runner, parts.cache
+        self._scheduler = Scheduler(
+            parts.cache, config.chunked_prefill_size, config.max_running, parts.lookahead
+        )
+        self._sequences: dict[str, tuple[Sequence, Detokenizer]] = {}
+        self._seeds = random.Random(config.seed)
+        self._inbox: queue.SimpleQueue[Request] = queue.SimpleQueue()
+        self._reply: Callable[[Reply], None] = lambda _: None
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="kvkeep-engine", daemon=True)
+
+    def listen(self, callback: Callable[[Reply], None]) -> None:
+        """Have every reply from now on given to ``callback``, on the engine's thread."""
+        self._reply = callback
+
+    def start(self) -> None:
+        """Begin serving."""
+        self._thread.start()
+
+    def send(self, message: Request) -> None:
+        """Hand over a message. Thread-safe, does not block.
+
+        Raises:
+            Closed: the engine was closed.
+        """
+        if self._closing.is_set():
+            raise Closed("the engine was closed")
+        self._inbox.put(message)
+
+    def close(self) -> None:
+        """Fail what still runs, write back what storage has not got yet, and end. Idempotent."""
+        self._closing.set()
+        if self._thread.is_alive():
+            self._thread.join()
+        self._cache.close()
+
+    def _run(self) -> None:
+        while not self._closing.is_set():
+            try:
+                self._turn()
+            except Exception as error:  # whatever it was, the others are still to be served
+                log.exception("a step failed")
+                self._fail_all(error)
+        self._fail_all(Closed("the engine was closed"))
+
+    def _turn(self) -> None:
+        """Take messages, tick the cache, run a step if there is one."""
+        self._receive()
+        self._cache.tick()
+        work = self._scheduler.schedule()
+        if not work:
+            return
+        before = [one.seq.computed for one in work]
+        try:
+            advances = self._runner.step(work)
+        except Exception as error:
+            log.exception("a step of %d requests failed", len(work))
+            for one in work:
+                self._fail(one.seq.id, error)
+            return
+        now = time.monotonic()
+        for one, old, advance in zip(work, before, advances, strict=True):
+            if advance.tokens:
+                self._emit(one.seq, advance.tokens, now)
+            self._scheduler.computed(one.seq, old)
+            if one.seq.lease is not None:
+                self._cache.commit(one.seq.lease, one.seq.tokens[: one.seq.computed])
+        for one in work:
+            if one.seq.finish is not None:
+                self._finish(one.seq)
+
+    def _receive(self) -> None:
+        """Handle what has come in; wait a little if there is nothing else to do."""
+        wait = _IDLE_SECONDS
+        if any(seq.started for seq in self._scheduler.running):
+            wait = 0.0
+        elif self._sequences or not self._cache.idle:
+            wait = _BUSY_SECONDS
+        try:
+            while True:
+                self._handle(self._inbox.get(block=wait > 0, timeout=wait or None))
+                wait = 0.0
+        except queue.Empty:
+            return
+
+    def _handle(self, message: Request) -> None:
+        try:
+            match message:
+                case Generate():
+                    self._accept(message)
+                case Abort():
+                    if message.id in self._sequences:
+                        self._drop(message.id)
+                case Evict():
+                    self._reply(Done(message.id, self._cache.evict(message.tier)))
+                case Ask():
+                    self._reply(Figures(message.id, self._figures()))
+        except KvkeepError as error:
+            self._reply(Failed(message.id, type(error).__name__, str(error)))
+
+    def _accept(self, request: Generate) -> None:
+        """Check a request at the door and put it in line."""
+        room = self.info.context_length - len(request.tokens)
+        if request.id in self._sequences:
+            raise RequestError(f"request id {request.id!r} is in use")
+        if not request.tokens:
+            raise RequestError("the prompt is empty: it needs at least one token")
+        if min(request.tokens) < 0 or max(request.tokens) >= self.info.vocab_size:
+            raise RequestError(f"token ids must be in [0, {self.info.vocab_size})")
+        if room < 1:
+            raise PromptTooLong(
+                f"the prompt has {len(request.tokens)} tokens; with one to generate, at most "
+                f"{self.info.context_length} fit"
+            )
+        sampling = request.sampling
+        fitting = msgspec.structs.replace(sampling, max_tokens=min(sampling.max_tokens, room))
+        request = msgspec.structs.replace(request, sampling=fitting)
+        seed = self._seeds.getrandbits(63) if sampling.seed is None else sampling.seed
+        seq = Sequence.of(request, seed)
+        detokenizer = Detokenizer(self.tokenizer.backend_tokenizer, sampling.stop)
+        self._sequences[request.id] = seq, detokenizer
+        self._scheduler.add(seq)
+
+    def _emit(self, seq: Sequence, tokens: list[int], now: float) -> None:
+        """Report new tokens up to the end, if one is among them; what is past it is forgotten."""
+        detokenizer = self._sequences[seq.id][1]
+        seq.times.first_token = seq.times.first_token or now
+        seq.times.last_token = now
+        kept = self._until_end_token(seq, tokens)
+        text, stopped = detokenizer.push(tokens[:kept])
+        if stopped is not None:
+            kept, seq.finish = stopped, "stop"
+        seq.cut(len(tokens) - kept)
+        if seq.finish is None and seq.to_generate <= 0:
+            seq.finish = "length"
+        if seq.finish is not None and stopped is None:
+            text += detokenizer.flush()
+        self._reply(Output(seq.id, tokens[:kept], text))
+
+    def _until_end_token(self, seq: Sequence, tokens: list[int]) -> int:
+        """How many of ``tokens`` come before the end, an end token included."""
+        sampling = seq.request.sampling
+        ends = set(sampling.stop_token_ids)
+        if not sampling.ignore_eos:
+            ends |= self._target.eos_ids
+        for count, token in enumerate(tokens, 1):
+            if token in ends:
+                seq.finish = "stop"
+                return count
+        return len(tokens)
+
+    def _finish(self, seq: Sequence) -> None:
+        self._drop(seq.id)
+        self._reply(Finished(seq.id, seq.finish or "stop", seq.usage()))
+
+    def _drop(self, name: str) -> None:
+        seq, _ = self._sequences.pop(name)
+        self._scheduler.remove(seq)
+
+    def _fail_all(self, error: Exception) -> None:
+        """End every request with ``error``, and keep nothing of them."""
+        for name in list(self._sequences):
+            self._fail(name, error)
+
+    def _fail(self, name: str, error: Exception) -> None:
+        try:
+            self._drop(name)
+        except Exception:  # bookkeeping that is wrong already; the others still get an answer
+            log.exception("a request could not be dropped cleanly")
+        self._reply(Failed(name, type(error).__name__, str(error)))
+
+    def _figures(self) -> dict[str, float]:
+        figures = self._cache.figures() | dict(self._scheduler.counts)
+        figures["running_requests"] = len(self._scheduler.running)
+        figures["waiting_requests"] = len(self._scheduler.waiting)
+        return figures

@@ -1,0 +1,155 @@
+"""One step of the engine: propose, one packed target pass, draw, accept, rebuild draft rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from ..models.attention import Layout, Part
+from ..models.base import Draft, DraftLayer, Pools
+from ..models.hf import Target
+from ..schema import UnsupportedModel
+from .request import Sequence
+from .sampling import Draw, sample
+from .speculation import Chain, Rebuild, Speculator
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """One sequence's part of a step: run known tokens ``[computed, computed + chunk)``."""
+
+    seq: Sequence
+    chunk: int  # tokens; at least 1, at most length - computed
+    max_new: int | None = None  # the step may add so many tokens at most, at least 1; None: all
+
+    @property
+    def draws(self) -> bool:
+        """The chunk reaches the last known token, so at least one new token comes of it."""
+        return self.seq.computed + self.chunk == self.seq.length
+
+
+@dataclass(frozen=True, slots=True)
+class Advance:
+    """What a step did for one sequence."""
+
+    tokens: list[int]  # newly accepted; empty if the chunk did not reach the last known token
+    proposals: list[int] | None  # the draft's chain; None: nothing was proposed
+
+
+class Runner:
+    """Runs a target, and a draft if there is one, over device pools. Engine's thread only.
+
+    Args:
+        pools: by group name; each :data:`~kvkeep.models.base.Pools`, on the target's device.
+        num_steps: the longest draft chain, in tokens.
+
+    A step writes target rows up to position ``length + proposals - 1`` and draft rows up to
+    ``length + proposals``: leases must hold one token more than is verified.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        draft: Draft | None,
+        pools: Mapping[str, Pools],
+        page_tokens: int,
+        num_steps: int,
+    ) -> None:
+        self._target = target
+        self._group = target.group(page_tokens).name
+        self._pools = pools[self._group]
+        self._page_tokens = page_tokens
+        self._num_steps = num_steps
+        self._speculator: Speculator | None = None
+        if draft is not None:
+            if draft.layers != (DraftLayer(shift=1, source="fused"),):
+                raise UnsupportedModel(f"draft layers {draft.layers}")
+            target.capture(draft.aux_layers)
+            mine = pools[draft.group(page_tokens).name]
+            self._speculator = Speculator(draft, mine, page_tokens, target.device)
+
+    @torch.inference_mode()
+    def step(self, work: Seq[Work]) -> list[Advance]:
+        """Run ``work`` and update its sequences: tokens, ``computed``, ``hidden``, counts.
+
+        Prefill chunks, single tokens and verify rows share one packed pass.
+
+        Args:
+            work: at least one; each of another sequence.
+        """
+        proposals = self._propose(work)
+        parts, runs, keep, draws = [], [], [], []
+        rows = 0
+        for one, chain in zip(work, proposals, strict=True):
+            seq = one.seq
+            assert seq.lease is not None
+            known = seq.buffer[seq.computed : seq.computed + one.chunk]
+            runs.append(np.concatenate((known, chain or ())).astype(np.int64))
+            parts.append(Part(seq.lease.slots(self._group), seq.computed, len(runs[-1])))
+            if one.draws:
+                keep.append(np.arange(rows + one.chunk - 1, rows + len(runs[-1])))
+                draws += [
+                    Draw(seq.request.sampling, seq.seed, seq.length + i)
+                    for i in range(len(keep[-1]))
+                ]
+            rows += len(runs[-1])
+        device = self._target.device
+        logits, features = self._target.forward(
+            torch.from_numpy(np.concatenate(runs)).to(device),
+            Layout.of(parts, self._page_tokens, device),
+            torch.from_numpy(np.concatenate([np.zeros(0, np.int64), *keep])).to(device),
+            self._pools,
+        )
+        drawn = iter(sample(logits, draws).tolist())
+        advances, rebuilds = [], []
+        rows = 0
+        for one, chain, run in zip(work, proposals, runs, strict=True):
+            seq = one.seq
+            tokens = _accept(chain or [], drawn) if one.draws else []
+            rebuilds.append(Rebuild(seq, seq.computed, rows, one.draws))
+            seq.computed += one.chunk + max(len(tokens) - 1, 0)
+            seq.extend(tokens)
+            if chain is not None:
+                seq.rounds += 1
+                seq.emitted_in_rounds += len(tokens)
+                if seq.request.report_proposals:
+                    seq.proposals.append(chain)
+            advances.append(Advance(tokens, chain))
+            rows += len(run)
+        if self._speculator is not None and features is not None:
+            self._speculator.rebuild(rebuilds, features)
+        return advances
+
+    def _propose(self, work: Seq[Work]) -> list[list[int] | None]:
+        """A chain for each sequence that decodes and wants one."""
+        proposals: list[list[int] | None] = [None] * len(work)
+        if self._speculator is None:
+            return proposals
+        chains: dict[int, Chain] = {}
+        for i, one in enumerate(work):
+            seq = one.seq
+            steps = self._num_steps
+            if one.max_new is not None:
+                steps = min(steps, one.max_new - 1)
+            wanted = seq.request.speculate and seq.decoding and seq.hidden is not None
+            if wanted and steps > 0:
+                chains[i] = Chain(seq, steps)
+        if chains:
+            found = self._speculator.propose(list(chains.values()))
+            for i, chain in zip(chains, found, strict=True):
+                proposals[i] = chain
+        return proposals
+
+
+def _accept(chain: list[int], drawn: Iterator[int]) -> list[int]:
+    """The longest part of ``chain`` that equals the target's draws, and the next draw.
+
+    Takes ``len(chain) + 1`` draws.
+    """
+    draws = [next(drawn) for _ in range(len(chain) + 1)]
+    matches = next((i for i, token in enumerate(chain) if token != draws[i]), len(chain))
+    return draws[: matches + 1]

@@ -1,0 +1,97 @@
+"""From logits to tokens, with noise that depends on nothing but the seed and the position.
+
+A token is drawn by inverting the cumulative distribution at one uniform number, a hash of
+``(seed, position)``. So a request that is preempted and resumed, batched differently or verified
+several tokens at a time draws the same tokens. That makes speculation lossless: a draft proposes
+one token, a point mass, and it is accepted if and only if it equals the target's own draw at that
+position. This happens with the target's probability of that token, which is the acceptance
+probability of speculative sampling (Leviathan et al. 2023; Chen et al. 2023), and a refused
+position already holds a draw from the target's distribution.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+import xxhash
+from torch import Tensor
+
+from .messages import Sampling
+
+
+class Draw(NamedTuple):
+    """One token to be drawn."""
+
+    sampling: Sampling
+    seed: int  # taken modulo 2**64
+    position: int  # of the new token in its sequence
+
+
+def uniform(seed: int, position: int) -> float:
+    """A number in [0, 1) with 53 bits."""
+    key = struct.pack("<QQ", seed % 2**64, position)
+    return (xxhash.xxh3_64_intdigest(key) >> 11) * 2.0**-53
+
+
+def sample(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
+    """Draw one token per row: temperature, then top-k, then top-p of what top-k left.
+
+    Args:
+        logits: ``[rows, vocab]`` float32.
+        draws: one per row. Temperature 0 takes the first of the largest logits.
+
+    Returns:
+        ``[rows]`` int64 tokens.
+    """
+    tokens = logits.argmax(-1)
+    hot = [i for i, draw in enumerate(draws) if draw.sampling.temperature > 0]
+    cut = {i for i in hot if draws[i].sampling.top_k > 0 or draws[i].sampling.top_p < 1}
+    free = [i for i in hot if i not in cut]
+    for rows, pick in ((free, _pick), (sorted(cut), _pick_filtered)):
+        if rows:
+            tokens[rows] = pick(logits[rows], [draws[i] for i in rows])
+    return tokens
+
+
+def _pick(scores: Tensor, draws: Sequence[Draw]) -> Tensor:
+    """Draw from all tokens, in order of their ids."""
+    return _invert(_weights(scores, scores.amax(-1, keepdim=True), draws), draws)[:, 0]
+
+
+def _pick_filtered(scores: Tensor, draws: Sequence[Draw]) -> Tensor:
+    """Draw from the likeliest tokens, in order of likelihood (slower: sorts the vocabulary)."""
+    vocab = scores.shape[-1]
+    top_k = _column([d.sampling.top_k if d.sampling.top_k > 0 else vocab for d in draws], scores)
+    top_p = _column([draw.sampling.top_p for draw in draws], scores)
+    # Stable: equal logits keep the order of their ids, so equal inputs give equal tokens.
+    scores, order = scores.sort(dim=-1, descending=True, stable=True)
+    weights = _weights(scores, scores[:, :1], draws)
+    weights.masked_fill_(torch.arange(vocab, device=scores.device) >= top_k, 0)
+    # The shortest prefix that holds the mass: a token stays while less than top_p lies before it.
+    total = weights.cumsum(-1)
+    weights.masked_fill_(total - weights >= top_p * total[:, -1:], 0)
+    return order.gather(1, _invert(weights, draws))[:, 0]
+
+
+def _weights(scores: Tensor, best: Tensor, draws: Sequence[Draw]) -> Tensor:
+    """Unnormalised probabilities at each draw's temperature, the best token's being 1; float64."""
+    temperature = _column([draw.sampling.temperature for draw in draws], scores)
+    return ((scores.double() - best) / temperature).exp_()
+
+
+def _invert(weights: Tensor, draws: Sequence[Draw]) -> Tensor:
+    """``[rows, 1]``: where each draw's noise falls in the cumulated ``weights [rows, vocab]``."""
+    total = weights.cumsum(-1)
+    noise = _column([uniform(draw.seed, draw.position) for draw in draws], weights)
+    found = torch.searchsorted(total, noise * total[:, -1:], right=True)
+    # Rounding may lead past the last possible token; weights that are not numbers, anywhere.
+    ids = torch.arange(weights.shape[-1], device=weights.device)
+    last = torch.where(weights > 0, ids, 0).amax(-1, keepdim=True)
+    return found.minimum(last)
+
+
+def _column(values: Sequence[float], like: Tensor) -> Tensor:
+    return torch.tensor(values, dtype=torch.float64, device=like.device)[:, None]

@@ -1,0 +1,53 @@
+"""Tokens to text as they come, and the strings that end it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tokenizers.decoders import DecodeStream
+
+
+class Detokenizer:
+    """The text of one request. Withholds the longest suffix that could begin a stop string.
+
+    Args:
+        tokenizer: a ``tokenizers.Tokenizer``.
+        stop: strings that end the text and are not part of it.
+    """
+
+    def __init__(self, tokenizer: Any, stop: Sequence[str] = ()) -> None:
+        self._tokenizer = tokenizer
+        self._stream = DecodeStream(skip_special_tokens=True)
+        self._stop = tuple(stop)
+        self._held = ""
+
+    def push(self, tokens: Sequence[int]) -> tuple[str, int | None]:
+        """Text that is certain now, and how many of ``tokens`` come before the end.
+
+        The count includes the token that completed a stop string; None: no stop string yet.
+        """
+        for count, token in enumerate(tokens, 1):
+            self._held += self._stream.step(self._tokenizer, token) or ""
+            ends = [at for at in map(self._held.find, self._stop) if at >= 0]
+            if ends:
+                text, self._held = self._held[: min(ends)], ""
+                return text, count
+        return self._release(self._withheld()), None
+
+    def flush(self) -> str:
+        """What was held back; the text ends without a stop string."""
+        return self._release(0)
+
+    def _release(self, keep: int) -> str:
+        cut = len(self._held) - keep
+        text, self._held = self._held[:cut], self._held[cut:]
+        return text
+
+    def _withheld(self) -> int:
+        """Length of the longest suffix that is a proper prefix of a stop string."""
+        longest = max((len(s) for s in self._stop), default=1) - 1
+        for size in range(min(longest, len(self._held)), 0, -1):
+            if any(s.startswith(self._held[-size:]) for s in self._stop):
+                return size
+        return 0

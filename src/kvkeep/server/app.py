@@ -1,0 +1,20 @@
+"""The OpenAI-compatible HTTP interface of an engine."""
+
+from __future__ import annotations
+
+from fastapi import FastAPI
+
+from ..engine.client import EngineClient
+from . import admin, chat, completions, errors
+from .prompts import Encoder, Tokenizer
+from .service import Service
+
+
+def create_app(client: EngineClient, tokenizer: Tokenizer) -> FastAPI:
+    """An ASGI app that serves ``client``'s engine, and texts by way of ``tokenizer``."""
+    app = FastAPI(title="kvkeep")
+    service = Service(client, Encoder(tokenizer, client.info.vocab_size))
+    for room in (completions, chat, admin):
+        app.include_router(room.routes(service))
+    errors.install(app)
+    return app

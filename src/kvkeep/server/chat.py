@@ -1,0 +1,23 @@
+"""``POST /v1/chat/completions``"""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request, Response
+
+from .answers import CHAT
+from .protocol import ChatRequest
+from .service import Service
+
+
+def routes(service: Service) -> APIRouter:
+    """The endpoint, served by ``service``."""
+    router = APIRouter(tags=["generate"])
+
+    @router.post("/v1/chat/completions")
+    async def chat(body: ChatRequest, request: Request) -> Response:
+        """Answer a conversation, in the format of the model's own chat template."""
+        service.check_model(body.model)
+        prompt = await service.encoder.chat(body.messages, body.chat_template_kwargs)
+        return await service.answer(request, body, CHAT, [prompt])
+
+    return router

@@ -1,0 +1,25 @@
+"""``POST /v1/completions``"""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request, Response
+
+from .answers import COMPLETION
+from .protocol import CompletionRequest
+from .service import Service
+
+DEFAULT_MAX_TOKENS = 16  # OpenAI's
+
+
+def routes(service: Service) -> APIRouter:
+    """The endpoint, served by ``service``."""
+    router = APIRouter(tags=["generate"])
+
+    @router.post("/v1/completions")
+    async def completions(body: CompletionRequest, request: Request) -> Response:
+        """Continue one prompt or several, given as text or as token ids."""
+        service.check_model(body.model)
+        prompts = await service.encoder.prompts(body.prompt)
+        return await service.answer(request, body, COMPLETION, prompts, DEFAULT_MAX_TOKENS)
+
+    return router

@@ -1,0 +1,96 @@
+"""Every error as OpenAI's clients expect it: ``{"error": {message, type, param, code}}``."""
+
+from __future__ import annotations
+
+import http
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+
+from ..schema import Closed, KvkeepError, ModelNotFound, PromptTooLong, RequestError
+from .protocol import NEUTRAL, ChatRequest, CompletionRequest
+
+_FIELDS = CompletionRequest.model_fields.keys() | ChatRequest.model_fields.keys()
+
+
+def describe(error: Exception) -> tuple[int, dict[str, Any]]:
+    """The HTTP status of ``error`` and the body that tells of it."""
+    message = str(error)
+    first = message.split(" ", 1)[0]  # by convention the parameter, if it is about one
+    match error:
+        case ModelNotFound():
+            return 404, _body(message, param="model", code="model_not_found")
+        case PromptTooLong():
+            return 400, _body(message, param="prompt", code="context_length_exceeded")
+        case RequestError():
+            return 400, _body(message, param=first if first in _FIELDS else None)
+        case Closed():
+            return 503, _body(message or "the engine is closed", kind="server_error")
+        case KvkeepError():
+            return 500, _body(message, kind="server_error", code=type(error).__name__)
+        case _:
+            return 500, _body("internal error; the server's log has more", kind="server_error")
+
+
+def install(app: FastAPI) -> None:
+    """Have ``app`` answer every error this way."""
+
+    @app.exception_handler(KvkeepError)
+    @app.exception_handler(Exception)
+    async def failed(request: Request, error: Exception) -> Response:
+        status, body = describe(error)
+        return _json(status, body)
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(request: Request, error: RequestValidationError) -> Response:
+        return _json(400, _invalid(list(error.errors())))
+
+    @app.exception_handler(HTTPException)
+    async def refused(request: Request, error: HTTPException) -> Response:
+        what = error.detail
+        if what == http.HTTPStatus(error.status_code).phrase:  # nobody had more to say
+            what = f"{request.method} {request.url.path}: {what}"
+        return _json(error.status_code, _body(what), error.headers)
+
+    @app.exception_handler(ClientDisconnect)
+    async def gone(request: Request, error: ClientDisconnect) -> Response:
+        return Response(status_code=499)  # nobody reads it
+
+
+def _json(status: int, body: dict[str, Any], headers: Mapping[str, str] | None = None) -> Response:
+    # json's ASCII: a message may quote text that is not valid Unicode
+    return Response(json.dumps(body), status, headers, media_type="application/json")
+
+
+def _invalid(errors: list[dict[str, Any]]) -> dict[str, Any]:
+    """Of what pydantic found, the first field that is wrong."""
+    if errors[0]["type"] == "json_invalid":
+        return _body(f"the body is not valid JSON: {errors[0]['ctx']['error']}")
+    if len(errors[0]["loc"]) < 2:
+        return _body("the body must be a JSON object, with Content-Type: application/json")
+    param = str(errors[0]["loc"][1])
+    if errors[0]["type"] == "extra_forbidden" and param in NEUTRAL:
+        return _body(f"{param} is not supported, except as {NEUTRAL[param][0]!r}", param=param)
+    if errors[0]["type"] == "extra_forbidden" and len(errors[0]["loc"]) == 2:
+        return _body(f"{param} is not a parameter of this endpoint", param=param)
+    ways = [_way(e) for e in errors if str(e["loc"][1]) == param]  # one per type it may have
+    return _body(f"{param}: " + ", or ".join(dict.fromkeys(ways)), param=param)
+
+
+def _way(error: dict[str, Any]) -> str:
+    inner = ".".join(str(part) for part in error["loc"][2:])
+    return f"{error['msg']} ({inner})" if inner else str(error["msg"])
+
+
+def _body(
+    message: str,
+    kind: str = "invalid_request_error",
+    param: str | None = None,
+    code: str | None = None,
+) -> dict[str, Any]:
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}

@@ -1,0 +1,96 @@
+"""Prometheus metrics: the engine's own figures, and latencies as clients see them."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import AsyncGenerator, Iterator, Mapping
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from ..engine.messages import Finished, Output
+
+PREFIX = "kvkeep"
+_STEPS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
+_NAME = re.compile(r"(?P<name>\w+)(?:\{(?P<labels>[^}]*)\})?")
+
+
+class Metrics:
+    """Counts and times requests. One per app, so that two apps in a process do not mix."""
+
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry()
+        self._requests = Counter(
+            "http_requests",
+            "Generations by endpoint and outcome: stop, length, abort, error or disconnect",
+            ("endpoint", "outcome"),
+            namespace=PREFIX,
+            registry=self._registry,
+        )
+        self._first = self._seconds("time_to_first_token", "From the request to its first token")
+        self._each = self._seconds("time_per_output_token", "Mean time of each token after that")
+        self._whole = self._seconds("e2e_request_latency", "From the request to its last token")
+
+    def _seconds(self, name: str, text: str) -> Histogram:
+        return Histogram(
+            f"{name}_seconds", text, namespace=PREFIX, buckets=_STEPS, registry=self._registry
+        )
+
+    async def watch(
+        self, endpoint: str, replies: AsyncGenerator[Output | Finished, None]
+    ) -> AsyncGenerator[Output | Finished, None]:
+        """Pass ``replies`` on unchanged, and time them."""
+        begin = time.perf_counter()
+        first: dict[str, float] = {}
+        outcome = "disconnect"  # unless something else happens
+        try:
+            async for reply in replies:
+                now = time.perf_counter()
+                if isinstance(reply, Finished):
+                    self._finished(reply, begin, first.get(reply.id, now), now)
+                    self._requests.labels(endpoint, reply.reason).inc()
+                elif reply.tokens and reply.id not in first:
+                    first[reply.id] = now
+                yield reply
+            outcome = ""
+        except Exception:
+            outcome = "error"
+            raise
+        finally:
+            await replies.aclose()
+            if outcome:
+                self._requests.labels(endpoint, outcome).inc()
+
+    def _finished(self, reply: Finished, begin: float, first: float, now: float) -> None:
+        self._first.observe(first - begin)
+        self._whole.observe(now - begin)
+        if reply.usage.completion_tokens > 1:
+            self._each.observe((now - first) / (reply.usage.completion_tokens - 1))
+
+    def render(self, figures: Mapping[str, float]) -> bytes:
+        """Everything in Prometheus' text format; ``figures`` are the engine's."""
+        engine = CollectorRegistry()
+        engine.register(_Figures(figures))
+        return generate_latest(self._registry) + generate_latest(engine)
+
+
+class _Figures(Collector):
+    """The engine's figures: names that end in ``_total`` are counters, all others gauges."""
+
+    def __init__(self, figures: Mapping[str, float]) -> None:
+        self._figures = figures
+
+    def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
+        families: dict[str, CounterMetricFamily | GaugeMetricFamily] = {}
+        for figure, value in self._figures.items():
+            if not (match := _NAME.fullmatch(figure)):
+                continue
+            name = f"{PREFIX}_{match['name']}"
+            pairs = [pair.split("=", 1) for pair in (match["labels"] or "").split(",") if pair]
+            if name not in families:
+                kind = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
+                families[name] = kind(name, figure, labels=[label for label, _ in pairs])
+            families[name].add_metric([text for _, text in pairs], value)
+        yield from families.values()

@@ -1,0 +1,88 @@
+"""From what clients write to tokens."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from typing import Any, Protocol, cast
+
+from jinja2 import TemplateError
+
+from ..schema import RequestError
+from .protocol import Message, Prompt
+
+
+class Tokenizer(Protocol):
+    """What the server needs of a Hugging Face tokenizer."""
+
+    @property
+    def chat_template(self) -> Any:
+        """None: the model has none."""
+
+    @property
+    def encode(self) -> Any: ...
+
+    @property
+    def apply_chat_template(self) -> Any: ...
+
+
+class Encoder:
+    """Makes tokens of prompts and chats, beside the event loop: a long text takes a while."""
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._turn = asyncio.Lock()  # Hugging Face's tokenizers are not thread-safe
+
+    async def prompts(self, prompt: Prompt) -> list[list[int]]:
+        """Each of the prompts that ``prompt`` stands for: one or several, as text or as tokens.
+
+        Raises:
+            RequestError: a prompt is empty, or not Unicode, or has a token out of the vocabulary.
+        """
+        one = isinstance(prompt, str) or not prompt or isinstance(prompt[0], int)
+        several = cast(list[str | list[int]], [prompt] if one else prompt)
+        return [await self._encode(each, special=True) for each in several]
+
+    async def chat(self, messages: list[Message], variables: dict[str, Any]) -> list[int]:
+        """``messages`` in the model's own format, with the opening of its turn.
+
+        Raises:
+            RequestError: the model has no chat template, or its template refuses the messages.
+        """
+        if self._tokenizer.chat_template is None:
+            raise RequestError("messages need a chat template, and this model has none")
+        if not messages:
+            raise RequestError("messages must not be empty")
+        render = self._tokenizer.apply_chat_template
+        own = inspect.signature(render).parameters.keys() - {"add_generation_prompt"}
+        if forbidden := own & variables.keys():
+            raise RequestError(f"chat_template_kwargs must not set {min(forbidden)!r}")
+        turns = [message.flat() for message in messages]
+        try:
+            text = render(turns, tokenize=False, **{"add_generation_prompt": True} | variables)
+        except (TemplateError, TypeError, ValueError) as error:
+            raise RequestError(f"messages do not fit the chat template: {error}") from error
+        return await self._encode(text, special=False)
+
+    async def _encode(self, prompt: str | list[int], special: bool) -> list[int]:
+        if not prompt:
+            raise RequestError("prompt must not be empty")
+        if isinstance(prompt, list):
+            return self._checked(prompt)
+        try:
+            prompt.encode()
+        except UnicodeEncodeError as error:  # JSON can spell half a surrogate pair
+            raise RequestError(f"prompt is not valid Unicode: {error.reason}") from None
+        async with self._turn:
+            encode = self._tokenizer.encode
+            return list(await asyncio.to_thread(encode, prompt, add_special_tokens=special))
+
+    def _checked(self, tokens: list[int]) -> list[int]:
+        for worst in (min(tokens), max(tokens)):
+            if not 0 <= worst < self._vocab_size:
+                raise RequestError(
+                    f"prompt has token {worst}, which is not in the vocabulary "
+                    f"of {self._vocab_size} tokens"
+                )
+        return tokens

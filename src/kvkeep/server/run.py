@@ -1,0 +1,123 @@
+"""A whole server: a port, an engine behind it, and an orderly end."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import signal
+import socket
+import sys
+from pathlib import Path
+from typing import Protocol
+
+import uvicorn
+
+from ..engine.client import EngineClient, EngineLink
+from ..engine.config import EngineConfig
+from ..schema import ConfigError
+from .app import create_app
+from .prompts import Tokenizer
+
+GRACE_SECONDS = 30
+"""How long running requests may take to finish once the server was told to stop."""
+
+
+class Engine(EngineLink, Protocol):
+    """What a server needs of the engine that it starts and ends."""
+
+    @property
+    def tokenizer(self) -> Tokenizer: ...
+
+    def start(self) -> None: ...
+
+    def close(self) -> None:
+        """Fail what still runs, write what storage has not got yet, and end the thread."""
+
+
+def serve(config: EngineConfig, host: str, port: int, log_level: str = "warning") -> None:
+    """Load the model that ``config`` names and serve it until SIGINT or SIGTERM.
+
+    Raises:
+        ConfigError: the port is taken, a model directory is none, or a model is not supported.
+    """
+    for directory in (config.model, config.draft):
+        if directory and not (directory / "config.json").is_file():
+            raise ConfigError(
+                f"{directory} is no model directory: it should hold a config.json, "
+                "weights in safetensors and a tokenizer.json"
+            )
+    with bind(host, port) as listener:  # before anything that takes long
+        say(f"loading {_names(config.model, config.draft)}")
+        from ..engine import core
+
+        run(core.Engine(config), listener, log_level)
+
+
+def run(
+    engine: Engine, listener: socket.socket, log_level: str, grace: int = GRACE_SECONDS
+) -> None:
+    """Serve ``engine`` on ``listener`` until SIGINT or SIGTERM, then close it."""
+    logging.basicConfig()
+    logging.getLogger("kvkeep").setLevel(log_level.upper())
+    # uvicorn ends gracefully on both, then raises what it got once more.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        app = create_app(EngineClient(engine), engine.tokenizer)
+        engine.start()
+        config = uvicorn.Config(app, log_level=log_level, timeout_graceful_shutdown=grace)
+        with contextlib.suppress(KeyboardInterrupt):
+            _Server(config, engine).run([listener])
+    finally:
+        say("stopping: what storage has not got yet is written")
+        engine.close()
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A socket that holds the address and refuses connections until it listens.
+
+    Raises:
+        ConfigError: the address cannot be had.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        with contextlib.ExitStack() as on_error:
+            listener = on_error.enter_context(socket.socket(family, kind, protocol))
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+            on_error.pop_all()
+            return listener
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise ConfigError(f"port {port} of {host} is taken; --port chooses another") from None
+        raise ConfigError(f"cannot listen on port {port} of {host}: {error.strerror}") from None
+
+
+class _Server(uvicorn.Server):
+    """Says so when it is ready."""
+
+    def __init__(self, config: uvicorn.Config, engine: EngineLink) -> None:
+        super().__init__(config)
+        self._engine = engine
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        info = self._engine.info
+        say(
+            f"serving {_names(info.name, info.draft)}: "
+            f"context of {info.context_length} tokens, pages of {info.page_tokens}"
+        )
+        for listener in sockets or []:
+            host, port = listener.getsockname()[:2]
+            say(f"ready: http://{f'[{host}]' if ':' in host else host}:{port}/v1")
+
+
+def say(line: str) -> None:
+    """Tell whoever started the server."""
+    print(f"kvkeep: {line}", file=sys.stderr, flush=True)
+
+
+def _names(model: Path | str, draft: Path | str | None) -> str:
+    return f"{model} with draft {draft}" if draft else f"{model} without a draft"

@@ -1,0 +1,144 @@
+"""From a checked HTTP request to its answer: what all generating endpoints share."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Coroutine
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from fastapi import Request, Response
+from starlette.requests import ClientDisconnect
+from starlette.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from ..engine.client import EngineClient
+from ..engine.messages import Finished, Generate, Output
+from ..schema import ModelNotFound, PromptTooLong
+from .answers import Answer, Replies, Shape
+from .metrics import Metrics
+from .prompts import Encoder
+from .protocol import GenerationRequest
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """What the endpoints of one app work with."""
+
+    client: EngineClient
+    encoder: Encoder
+    metrics: Metrics = field(default_factory=Metrics)
+
+    def check_model(self, name: str | None) -> None:
+        """Raises :class:`ModelNotFound` unless ``name`` is served here."""
+        if name not in (None, self.client.info.name):
+            raise ModelNotFound(f"model {name!r} is not served here, {self.client.info.name!r} is")
+
+    async def answer(
+        self,
+        request: Request,
+        body: GenerationRequest,
+        shape: Shape,
+        prompts: list[list[int]],
+        default_limit: int | None = None,
+    ) -> Response:
+        """Generate from ``prompts``, and answer in the way that ``body`` asks for.
+
+        Args:
+            default_limit: new tokens where ``body`` gives no limit; None: what the context leaves.
+
+        Raises:
+            RequestError: a prompt is too long or a sampling parameter is out of range.
+            ClientDisconnect: the client went away; the engine was told.
+        """
+        answer = Answer(shape, self.client.info.name, len(prompts))
+        generates = [
+            Generate(
+                id=name,
+                tokens=tokens,
+                sampling=body.sampling(self._limit(body, len(tokens), default_limit)),
+                namespace=body.namespace,
+                speculate=body.kvkeep.speculate,
+                report_proposals=body.kvkeep.report_proposals,
+            )
+            for name, tokens in zip(answer.ids, prompts, strict=True)
+        ]
+        endpoint = request.url.path
+        replies = self.metrics.watch(endpoint, self.client.generate(*generates))
+        if not body.stream:
+            whole = await while_connected(request, answer.whole(replies))
+            return Response(whole, media_type="application/json")
+        # The first reply decides between a stream and an error with a status of its own.
+        first = await while_connected(request, _next(replies))
+        return EventStream(
+            answer.events(_after(first, replies), body.stream_options.include_usage),
+            media_type="text/event-stream",
+            headers={"Cache-Control": "no-cache"},
+        )
+
+    def _limit(self, body: GenerationRequest, prompt: int, default: int | None) -> int:
+        """New tokens that a request may get."""
+        context = self.client.info.context_length
+        room = context - prompt
+        if room < 1:
+            raise PromptTooLong(
+                f"the prompt has {prompt} tokens; with at least one new token "
+                f"that is more than the context of {context}"
+            )
+        if body.limit is None:
+            return room if default is None else min(default, room)
+        if body.limit > room:
+            raise PromptTooLong(
+                f"the prompt has {prompt} tokens and {body.limit} more were asked for; "
+                f"together that is more than the context of {context}"
+            )
+        return body.limit
+
+
+class EventStream(StreamingResponse):
+    """A streaming response that closes its source, also when the client goes away."""
+
+    body_iterator: AsyncGenerator[bytes, None]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with aclosing(self.body_iterator):
+            await super().__call__(scope, receive, send)
+
+
+async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """Do ``work``; cancel it when the client goes away.
+
+    Raises:
+        ClientDisconnect: it did.
+    """
+    task = asyncio.create_task(work)
+    gone = asyncio.create_task(_disconnected(request))
+    try:
+        await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientDisconnect
+        return task.result()
+    finally:
+        task.cancel()
+        gone.cancel()
+        await asyncio.gather(task, gone, return_exceptions=True)
+
+
+async def _disconnected(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _next(replies: Replies) -> Output | Finished:
+    return await anext(replies)
+
+
+async def _after(first: Output | Finished, replies: Replies) -> Replies:
+    """``first``, then the rest of ``replies``."""
+    async with aclosing(replies):
+        yield first
+        async for reply in replies:
+            yield reply

@@ -1,0 +1,150 @@
+"""The files of one store directory: who made them, who holds them, how they are found again.
+
+::
+
+    directory/
+      lock                          held while a process joins, rebuilds or leaves
+      owner-<random>                locked for as long as its store is open
+      index-<random>.sqlite         which record is in which slot; a hint
+      <fingerprint>-<bytes>.slab    the records of one group, in equal slots
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from .index import Index
+from .record import Header, parse
+from .rows import MAX_SEQUENCE, Found
+from .slab import Slab
+
+_SLAB = re.compile(r"([0-9a-f]{32})-([0-9]+)\.slab")
+
+
+class Directory:
+    """One process's view of the files. Not thread-safe: the store calls it under its lock.
+
+    Args:
+        path: an existing directory.
+        writable: False touches nothing in it and takes no locks.
+
+    Raises:
+        OSError: a file cannot be made or locked.
+    """
+
+    def __init__(self, path: Path, writable: bool) -> None:
+        self.path = path
+        self.writable = writable
+        self.owner = uuid.uuid4().hex
+        self._slabs: dict[tuple[bytes, int], Slab] = {}
+        self._replaced: list[Slab] = []  # somebody may still be reading them
+        os.scandir(path).close()  # it can at least be listed
+        if not writable:
+            return
+        with self.locked():
+            self._own = os.open(self._badge(self.owner), os.O_RDWR | os.O_CREAT, 0o644)
+            fcntl.flock(self._own, fcntl.LOCK_EX)
+            for stray in path.glob("owner-*"):
+                if not self.alive(stray.name.removeprefix("owner-")):
+                    stray.unlink()
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep all other processes from joining, rebuilding and leaving."""
+        if not self.writable:
+            yield
+            return
+        lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(lock)
+
+    def alive(self, owner: str) -> bool:
+        """Is the store of that owner open? The kernel unlocks its file however it ends."""
+        try:
+            badge = os.open(self._badge(owner), os.O_RDONLY)
+        except (FileNotFoundError, ValueError):  # a damaged name may be no name
+            return False
+        try:
+            fcntl.flock(badge, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(badge)
+        return False
+
+    def slab(self, fingerprint: bytes, body: int, create: bool = False) -> Slab:
+        """The slab that its path names now.
+
+        Raises:
+            OSError: it cannot be opened; ``FileNotFoundError`` if there is none.
+        """
+        name = (fingerprint, body)
+        slab = self._slabs.get(name)
+        if slab and not slab.current():
+            self._replaced.append(self._slabs.pop(name))
+            slab = None
+        if slab is None:
+            path = self.path / f"{fingerprint.hex()}-{body}.slab"
+            slab = self._slabs[name] = Slab(path, body, self.writable, create)
+        return slab
+
+    def index(self) -> tuple[Index, bool]:
+        """The index, and whether it had to be rebuilt from slabs. Call it ``locked``.
+
+        Raises:
+            sqlite3.DatabaseError: what is there is damaged, or there is no room for a new one.
+        """
+        if not self.writable:  # SQLite cannot follow a log without writing beside it
+            return Index(None, self._scan()), False
+        for path in self.path.glob("index-*.sqlite"):
+            return Index(path), False
+        # A name of its own for each: a process that still has the last one open removes that one's
+        # log when it closes.
+        self.drop_index()
+        path = self.path / f"index-{uuid.uuid4().hex}.sqlite"
+        draft = path.with_suffix(".draft")
+        found = list(self._scan())
+        Index(draft, found).close()
+        draft.rename(path)  # whole or not at all
+        return Index(path), bool(found)
+
+    def drop_index(self) -> None:
+        """Remove all that there is of an index. Call it ``locked``."""
+        for path in self.path.glob("index-*"):
+            path.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Close and unlock everything. Nobody may be reading or writing."""
+        for slab in (*self._slabs.values(), *self._replaced):
+            slab.close()
+        if self.writable:
+            self._badge(self.owner).unlink(missing_ok=True)
+            os.close(self._own)
+
+    def _badge(self, owner: str) -> Path:
+        return self.path / f"owner-{owner}"
+
+    def _scan(self) -> Iterator[Found]:
+        """What the slabs' headers claim; bodies are verified when they are read."""
+        for path in self.path.glob("*.slab"):
+            name = _SLAB.fullmatch(path.name)
+            if not name:
+                continue
+            fingerprint, body = bytes.fromhex(name[1]), int(name[2])
+            with contextlib.suppress(OSError):  # what cannot be read is not there
+                for number, block in self.slab(fingerprint, body).headers():
+                    header = parse(block)
+                    page, sequence = None, 0
+                    if isinstance(header, Header) and header.sequence < MAX_SEQUENCE:
+                        page, sequence = header.key.page, header.sequence
+                    yield Found(fingerprint, body, number, page, sequence)

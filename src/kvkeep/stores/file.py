@@ -1,0 +1,310 @@
+"""The default store: a slab file per group, an index, and one byte quota over a directory."""
+
+from __future__ import annotations
+
+import math
+import sqlite3
+import threading
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+from ..schema import BLOCK, Closed, ConfigError, Key
+from .catalog import Catalog, fault
+from .fsck import Report, Usage, fsck, usage
+from .index import Index
+from .record import HEADER, Verdict, seal, verify
+from .rows import Grant, Place
+
+RETRY_SECONDS = 60.0
+"""For so long after the disk was full, a store lives within the bytes that it has."""
+
+
+class FileStore:
+    """Records in a directory that any number of processes of one machine may share.
+
+    The index is a hint and the record is the truth: whatever a crash, a torn write, a full disk or
+    another process does, the worst outcome is a miss. So nothing is ever synced to disk on the way;
+    records prove themselves, and an index that a power failure damaged is rebuilt from them.
+
+    The quota is in bytes of slots, over all groups that were ever stored in the directory. When it
+    is used up, the least recently used records are recycled: first those of groups that no process
+    has open, a whole group before the next, then of all others. Stamps come from one counter.
+
+    In a directory that cannot be written to, or on a full disk, it opens for reading: it serves
+    what the slabs hold at that moment and refuses writes until it is opened anew.
+
+    Thread-safe. Bytes move outside of all locks, straight between the caller's buffers and the
+    file. Do not use it across a ``fork``.
+
+    Args:
+        directory: on a local file system; created if absent.
+        sizes: group fingerprint -> body bytes (``Group.record_bytes``). Keys of other groups are
+            misses, and are not written.
+        quota_bytes: None: as much as the disk holds.
+
+    Raises:
+        ConfigError: the directory cannot be used, or the quota does not hold one record.
+    """
+
+    def __init__(
+        self, directory: Path, sizes: Mapping[bytes, int], quota_bytes: int | None = None
+    ) -> None:
+        for fingerprint, size in sizes.items():
+            if len(fingerprint) != 16 or size < BLOCK or size % BLOCK:
+                raise ConfigError(f"group {fingerprint.hex()}: {size} bytes are no whole blocks")
+            if quota_bytes is not None and quota_bytes < HEADER + size:
+                raise ConfigError(
+                    f"a storage quota of {quota_bytes} bytes does not hold one record of "
+                    f"{HEADER + size}; raise the quota or use smaller pages"
+                )
+        self.faults: Counter[str] = Counter()
+        self._sizes = dict(sizes)
+        self._quota = quota_bytes
+        self._ceiling = (0, -math.inf)  # bytes held when the disk was last full, and when
+        self._stranded: list[Place] = []  # claims that the index could not be told to end
+        self._left = threading.Condition()  # guards the two below; notified when a caller leaves
+        self._inside = 0  # callers in a verb
+        self._closed = False
+        try:
+            self._catalog = Catalog(directory, self._sizes, quota_bytes, self.faults)
+        except (OSError, sqlite3.Error) as error:
+            raise ConfigError(
+                f"cannot keep a cache in {directory}: {error}; choose a directory on a local file "
+                "system that this user may write to"
+            ) from error
+
+    # -- the protocol
+
+    def probe(self, keys: Sequence[Key]) -> list[bool]:
+        """Which records seem to be there: what the index says."""
+        with self._entered():
+            return [place is not None for place in self._find(keys)]
+
+    def read(self, keys: Sequence[Key], out: Sequence[memoryview]) -> list[bool]:
+        """Read each body into its writable buffer; False: a miss, the buffer is undefined.
+
+        A record that fails is counted in ``faults`` and its row is taken back.
+        """
+        bodies = self._views(keys, out)
+        hits = [False] * len(keys)
+        with self._entered():
+            places = self._find(keys)
+            bad: dict[Key, tuple[Place, str]] = {}
+            for group in {key.group for key, place in zip(keys, places, strict=True) if place}:
+                rows = [
+                    (i, place) for i, place in enumerate(places) if place and keys[i].group == group
+                ]
+                slots, headers = [place.number for _, place in rows], _blocks(len(rows))
+                failures = self._move(group, False, slots, headers, [bodies[i] for i, _ in rows])
+                for (i, place), header, failure in zip(rows, headers, failures, strict=True):
+                    verdict = verify(header, keys[i], bodies[i])
+                    hits[i] = failure is None and verdict is Verdict.GOOD
+                    if not hits[i]:
+                        bad[keys[i]] = (place, failure or verdict.name.lower())
+            if bad:
+                self._take_back(bad)
+        return hits
+
+    def write(self, keys: Sequence[Key], records: Sequence[memoryview]) -> list[bool]:
+        """Store each body; True once a read would find it.
+
+        A key that the index has is not written again, nor read to make sure: keys name content, so
+        the bytes would be the same, and if the record is bad the next read clears the row.
+        """
+        bodies = dict(zip(keys, self._views(keys, records), strict=True))
+        with self._entered():
+            grant = self._allocate(self._known(keys))
+            landed, abandoned = self._put(grant.claims, bodies)  # bytes first, then the promise
+            present = grant.present | self._publish(landed, abandoned)
+        return [key in present for key in keys]
+
+    def touch(self, keys: Sequence[Key]) -> None:
+        """These were hit: recycle them last, the last key last of all."""
+        with self._entered():
+            known = self._known(keys)
+            self._catalog.ask(lambda index: index.touch(known))
+
+    def delete(self, keys: Sequence[Key]) -> None:
+        """Forget these records and give their bytes back to the file system."""
+        with self._entered():
+            known = self._known(keys)
+            self._catalog.ask(lambda index: index.delete(known, self._catalog.punch))
+
+    def close(self) -> None:
+        """Wait for callers to leave, and release all resources. Idempotent."""
+        with self._left:
+            if self._closed:
+                return
+            self._closed = True
+            self._left.wait_for(lambda: not self._inside)
+        self._catalog.close()
+
+    # -- for administrators
+
+    def usage(self) -> list[Usage]:
+        """What each group of the directory takes, the least recently used first."""
+        with self._entered():
+            return usage(self._catalog)
+
+    def fsck(self, repair: bool = False) -> Report:
+        """Read every record of the directory. Others may go on using it.
+
+        Args:
+            repair: take back the rows of records that fail, and the slots of dead writers.
+        """
+        with self._entered():
+            return fsck(self._catalog, repair)
+
+    def gc(self, limit: int) -> int:
+        """Give back the least recently used bytes until the directory holds ``limit``.
+
+        Returns:
+            Bytes given back.
+        """
+        with self._entered():
+            return self._catalog.ask(lambda index: index.shrink(limit, self._catalog.punch)) or 0
+
+    # -- below the verbs
+
+    @contextmanager
+    def _entered(self) -> Iterator[None]:
+        with self._left:
+            if self._closed:
+                raise Closed("the store is closed")
+            self._inside += 1
+        try:
+            yield
+        finally:
+            with self._left:
+                self._inside -= 1
+                self._left.notify_all()
+
+    def _known(self, keys: Sequence[Key]) -> list[Key]:
+        return [key for key in keys if key.group in self._sizes]
+
+    def _find(self, keys: Sequence[Key]) -> list[Place | None]:
+        known = self._known(keys)
+        places = self._catalog.ask(lambda index: index.find(known)) or [None] * len(known)
+        found = dict(zip(known, places, strict=True))
+        return [found.get(key) for key in keys]
+
+    def _views(self, keys: Sequence[Key], buffers: Sequence[memoryview]) -> list[memoryview]:
+        """The buffers as bytes, of the right lengths."""
+        views = [memoryview(buffer).cast("B") for buffer in buffers]
+        for key, view in zip(keys, views, strict=True):
+            if len(view) != self._sizes.get(key.group, len(view)):
+                raise ConfigError(
+                    f"a buffer of {len(view)} bytes for a record of {self._sizes[key.group]}"
+                )
+        return views
+
+    def _allocate(self, keys: Sequence[Key]) -> Grant:
+        """Where to write what is not there yet."""
+        if not self._catalog.writable:
+            found = dict(zip(keys, self._find(keys), strict=True))
+            self._catalog.count("read_only", sum(place is None for place in found.values()))
+            return Grant({key for key, place in found.items() if place})
+        grant = Grant()
+        for healed in (False, True):
+            rest = [key for key in keys if key not in grant.present and key not in grant.claims]
+            if not rest or (healed and not self._catalog.heal()):
+                break
+            more = self._catalog.ask(
+                partial(
+                    Index.allocate,
+                    keys=rest,
+                    limit=self._limit(),
+                    owner=self._catalog.owner,
+                    punch=self._catalog.punch,
+                ),
+            )
+            if more is None:
+                return grant
+            grant.present |= more.present
+            grant.claims |= more.claims
+        self._catalog.count("no_room", len({*keys} - grant.present - grant.claims.keys()))
+        return grant
+
+    def _take_back(self, bad: Mapping[Key, tuple[Place, str]]) -> None:
+        """Clear the rows of records that failed, and count why."""
+        places = {key: place for key, (place, _) in bad.items()}
+        cleared = self._catalog.ask(lambda index: index.clear(places)) or ()
+        for key, (_, why) in bad.items():
+            # A row that has changed since: its slot was recycled under the reader, a plain miss.
+            self._catalog.count(why if key in cleared else "recycled")
+
+    def _limit(self) -> int | None:
+        """How many bytes the directory may hold now."""
+        held, since = self._ceiling
+        if time.monotonic() - since > RETRY_SECONDS:
+            return self._quota
+        return held if self._quota is None else min(held, self._quota)
+
+    def _put(
+        self, claims: Mapping[Key, Place], bodies: Mapping[Key, memoryview]
+    ) -> tuple[dict[Key, Place], list[Place]]:
+        """Write records into the slots claimed for them; those that landed, and the others."""
+        landed: dict[Key, Place] = {}
+        failed: dict[Place, str] = {}
+        for group, keys in _by_group(claims).items():
+            headers = [memoryview(seal(key, claims[key].sequence, bodies[key])) for key in keys]
+            slots = [claims[key].number for key in keys]
+            failures = self._move(group, True, slots, headers, [bodies[key] for key in keys])
+            for key, failure in zip(keys, failures, strict=True):
+                if failure is None:
+                    landed[key] = claims[key]
+                else:
+                    self._catalog.count(failure)
+                    failed[claims[key]] = failure
+        if "full" in failed.values():
+            held = self._catalog.ask(Index.held_bytes) or 0
+            lost = sum(HEADER + self._sizes[key.group] for key in claims if key not in landed)
+            self._ceiling = (held - lost, time.monotonic())
+        return landed, list(failed)
+
+    def _publish(self, landed: Mapping[Key, Place], abandoned: Sequence[Place]) -> set[Key]:
+        """Make what landed findable, and end the other claims; the keys that are present now."""
+        with self._catalog.lock:
+            self._stranded += abandoned
+            if not landed and not self._stranded:
+                return set()
+            punch = self._catalog.punch
+            present = self._catalog.ask(lambda index: index.publish(landed, self._stranded, punch))
+            if present is None:
+                self._stranded += landed.values()
+                return set()
+            self._stranded.clear()
+            return present
+
+    def _move(
+        self,
+        group: bytes,
+        write: bool,
+        slots: Sequence[int],
+        headers: Sequence[memoryview],
+        bodies: Sequence[memoryview],
+    ) -> list[str | None]:
+        """Read or write records of one group; per record, what went wrong."""
+        try:
+            slab = self._catalog.slab(group, self._sizes[group], create=write)
+        except OSError as error:
+            return [fault(error)] * len(slots)
+        move = slab.write if write else slab.read
+        return [fault(f) if f else None for f in move(slots, headers, bodies)]
+
+
+def _by_group(keys: Iterable[Key]) -> dict[bytes, list[Key]]:
+    groups: dict[bytes, list[Key]] = defaultdict(list)
+    for key in keys:
+        groups[key.group].append(key)
+    return groups
+
+
+def _blocks(count: int) -> list[memoryview]:
+    """Zeroed headers to read into."""
+    memory = memoryview(bytearray(count * HEADER))
+    return [memory[i * HEADER : (i + 1) * HEADER] for i in range(count)]

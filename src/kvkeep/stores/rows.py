@@ -1,0 +1,103 @@
+"""The words of the index: its tables, the states of a slot, and its rows as they are read."""
+
+from __future__ import annotations
+
+import enum
+import sqlite3
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from ..schema import Key
+from .record import HEADER
+
+MAX_SEQUENCE = 1 << 61
+_LIMIT = 1 << 62  # integers in an intact index are below this
+
+TABLES = """
+CREATE TABLE clock (tick INTEGER NOT NULL);
+INSERT INTO clock VALUES (0);
+CREATE TABLE slab (id INTEGER PRIMARY KEY, fingerprint BLOB NOT NULL, body INTEGER NOT NULL,
+                   held INTEGER NOT NULL DEFAULT 0, UNIQUE (fingerprint, body));
+CREATE TABLE slot (slab INTEGER NOT NULL, number INTEGER NOT NULL, state INTEGER NOT NULL,
+                   page BLOB, sequence INTEGER NOT NULL, used INTEGER NOT NULL, owner TEXT,
+                   PRIMARY KEY (slab, number)) WITHOUT ROWID;
+CREATE UNIQUE INDEX slot_page ON slot (slab, page) WHERE page IS NOT NULL;
+CREATE INDEX slot_used ON slot (slab, state, used);
+CREATE TABLE owner (id TEXT NOT NULL, slab INTEGER NOT NULL, PRIMARY KEY (id, slab));
+"""
+
+
+class State(enum.IntEnum):
+    """Of a slot."""
+
+    FREE = 0  # has bytes on disk, nothing of worth in them
+    LIVE = 1  # holds the record of ``page``, as far as the index knows
+    WRITING = 2  # ``owner`` is writing; no page until it publishes
+    HOLE = 3  # its bytes were given back to the file system; not counted in ``held``
+
+
+class Place(NamedTuple):
+    """A slot as it was claimed once."""
+
+    slab: int  # id
+    number: int
+    sequence: int
+
+
+class SlabRow(NamedTuple):
+    """A slab as the index sees it."""
+
+    id: int
+    fingerprint: bytes
+    body: int  # bytes
+    held: int  # slots that have bytes on disk
+    used: int  # the newest stamp of its records
+    open: bool  # some process has it open
+
+    @property
+    def stride(self) -> int:
+        """Bytes of one slot."""
+        return HEADER + self.body
+
+
+class SlotRow(NamedTuple):
+    """A slot as the index sees it."""
+
+    number: int
+    state: int
+    page: bytes  # empty: none
+    sequence: int
+
+
+class Found(NamedTuple):
+    """A slot as a scan of the slabs found it."""
+
+    fingerprint: bytes
+    body: int
+    number: int
+    page: bytes | None  # None: no record
+    sequence: int  # less than MAX_SEQUENCE
+
+
+@dataclass(slots=True)
+class Grant:
+    """What ``allocate`` decided; a key in neither got no room."""
+
+    present: set[Key] = field(default_factory=set)  # need not be written
+    claims: dict[Key, Place] = field(default_factory=dict)  # to be written there, then published
+
+
+Punch = Callable[[SlabRow, int], bool]
+"""Gives the bytes of a slab's slot back to the file system; False: it cannot.
+
+Called inside the transaction: later, it would hit a record that another process put there."""
+
+
+def sound(row: tuple[Any, ...], blob: int = -1) -> tuple[Any, ...]:
+    """``row``, if its types are those that were put in: bytes at ``blob``, else integers."""
+    for position, value in enumerate(row):
+        intact = isinstance(value, bytes) if position == blob else isinstance(value, int)
+        if not intact or (isinstance(value, int) and not 0 <= value < _LIMIT):
+            raise sqlite3.DatabaseError("a row is damaged")
+    return row

@@ -1,0 +1,158 @@
+"""One file of equal slots, each a header and a body. Bytes only: who owns a slot is the index's."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from .record import HEADER
+
+_BUFFERS = 1024  # of one preadv or pwritev (Linux' IOV_MAX)
+_KEEP_SIZE, _PUNCH_HOLE = 1, 2  # <linux/falloc.h>
+
+
+class Slab:
+    """A file of equal slots.
+
+    ::
+
+        | header body | header body | ...
+        0           stride      2 stride          stride = 4096 + body_bytes
+
+    Thread-safe: all I/O is positioned, and nothing here keeps a position.
+
+    Args:
+        path: the file.
+        body_bytes: of each record, a multiple of 4096.
+        writable: False opens for reading only.
+        create: whether an absent file is made.
+
+    Raises:
+        OSError: it cannot be opened.
+    """
+
+    def __init__(self, path: Path, body_bytes: int, writable: bool, create: bool) -> None:
+        self.path = path
+        self.stride = HEADER + body_bytes
+        access = os.O_RDWR if writable else os.O_RDONLY
+        self._fd = os.open(path, access | (os.O_CREAT if create else 0), 0o644)
+
+    def current(self) -> bool:
+        """Does the path still name the file that is open here?"""
+        try:
+            return os.path.samestat(os.stat(self.path), os.fstat(self._fd))
+        except OSError:
+            return False
+
+    def read(
+        self, slots: Sequence[int], headers: Sequence[memoryview], bodies: Sequence[memoryview]
+    ) -> list[Exception | None]:
+        """Fill headers and bodies from slots; what lies past the end of the file stays as it was.
+
+        Returns:
+            Per slot, what went wrong.
+        """
+        return self._move(os.preadv, slots, headers, bodies)
+
+    def write(
+        self, slots: Sequence[int], headers: Sequence[memoryview], bodies: Sequence[memoryview]
+    ) -> list[Exception | None]:
+        """Write headers and bodies into slots.
+
+        Returns:
+            Per slot, what went wrong; the slot's bytes are then undefined.
+        """
+        return self._move(os.pwritev, slots, headers, bodies)
+
+    def headers(self) -> Iterator[tuple[int, bytes]]:
+        """Each whole slot that has bytes on disk, with its header.
+
+        Raises:
+            OSError: the file cannot be read.
+        """
+        slots = os.fstat(self._fd).st_size // self.stride
+        slot = 0
+        while slot < slots:
+            try:
+                data = os.lseek(self._fd, slot * self.stride, os.SEEK_DATA)
+            except OSError as error:
+                if error.errno == errno.ENXIO:  # holes up to the end
+                    return
+                raise
+            slot = max(slot, data // self.stride)
+            if slot < slots:
+                yield slot, os.pread(self._fd, HEADER, slot * self.stride).ljust(HEADER, b"\0")
+            slot += 1
+
+    def punch(self, slot: int) -> bool:
+        """Give a slot's bytes back to the file system; it then reads as zeros.
+
+        Returns:
+            False where the platform or the file system cannot do that.
+        """
+        libc = ctypes.CDLL(None, use_errno=True)
+        offset, length = ctypes.c_int64(slot * self.stride), ctypes.c_int64(self.stride)
+        try:
+            return bool(libc.fallocate(self._fd, _KEEP_SIZE | _PUNCH_HOLE, offset, length) == 0)
+        except AttributeError:  # not Linux
+            return False
+
+    def close(self) -> None:
+        """Close the file. Nobody may be reading or writing."""
+        os.close(self._fd)
+
+    def _move(
+        self,
+        call: Callable[[int, list[memoryview], int], int],
+        slots: Sequence[int],
+        headers: Sequence[memoryview],
+        bodies: Sequence[memoryview],
+    ) -> list[Exception | None]:
+        failed: list[Exception | None] = [None] * len(slots)
+        runs = list(_runs(slots))
+        while runs:
+            run = runs.pop()
+            buffers = [part for i in run for part in (headers[i], bodies[i])]
+            try:
+                _transfer(call, self._fd, buffers, slots[run[0]] * self.stride)
+            except (OSError, OverflowError) as error:  # an absurd slot overflows
+                if len(run) == 1:
+                    failed[run[0]] = error
+                else:  # one bad block must not cost its neighbours
+                    runs += [[i] for i in run]
+        return failed
+
+
+def _runs(slots: Sequence[int]) -> Iterator[list[int]]:
+    """Positions in ``slots``, grouped so that each group's slots are neighbours in the file."""
+    run: list[int] = []
+    for i in sorted(range(len(slots)), key=slots.__getitem__):
+        if run and slots[i] != slots[run[-1]] + 1:
+            yield run
+            run = []
+        run.append(i)
+    if run:
+        yield run
+
+
+def _transfer(
+    call: Callable[[int, list[memoryview], int], int],
+    fd: int,
+    buffers: list[memoryview],
+    offset: int,
+) -> None:
+    """Move all of ``buffers``, however little one call moves; a read stops at the file's end."""
+    first = 0
+    while first < len(buffers):
+        moved = call(fd, buffers[first : first + _BUFFERS], offset)
+        if moved == 0:
+            return
+        offset += moved
+        while first < len(buffers) and moved >= len(buffers[first]):
+            moved -= len(buffers[first])
+            first += 1
+        if moved:
+            buffers[first] = buffers[first][moved:]

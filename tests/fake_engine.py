@@ -1,0 +1,151 @@
+"""An engine without a model: it says the prompt again, on a thread of its own."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from kvkeep.engine.messages import (
+    Abort,
+    Ask,
+    Done,
+    Evict,
+    Failed,
+    Figures,
+    Finished,
+    Generate,
+    ModelInfo,
+    Output,
+    Reply,
+    Request,
+    Usage,
+)
+from kvkeep.schema import Closed
+
+VOCAB = 128
+
+
+def letters(tokens: list[int]) -> str:
+    return "".join(chr(token) for token in tokens)
+
+
+class FakeTokenizer:
+    """One token per ASCII character."""
+
+    def __init__(self, chat_template: str | None = "plain") -> None:
+        self.chat_template = chat_template
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        return [min(ord(letter), VOCAB - 1) for letter in text]
+
+    def apply_chat_template(
+        self,
+        conversation: list[dict[str, str]],
+        add_generation_prompt: bool = False,
+        tokenize: bool = True,
+        **variables: str,
+    ) -> str:
+        assert not tokenize
+        if conversation[0]["role"] == "nobody":
+            raise ValueError("unknown role")
+        turns = [f"<{turn['role']}>{turn['content']}" for turn in conversation]
+        return "".join([*turns, *variables.values(), "<assistant>" * add_generation_prompt])
+
+
+@dataclass
+class FakeEngine:
+    """Answers like an engine, one token per request and step, and notes what it was sent."""
+
+    step_seconds: float = 0.0
+    failure: tuple[str, str] | None = None  # kind and message, for every request ...
+    fail_after: int = 0  # ... after so many tokens
+    info: ModelInfo = field(
+        default_factory=lambda: ModelInfo(
+            name="fake", context_length=64, vocab_size=VOCAB, page_tokens=8, draft="fake-draft"
+        )
+    )
+    received: list[Request] = field(default_factory=list)
+    steps: int = 0
+
+    def __post_init__(self) -> None:
+        self._inbox: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
+        self._running: dict[str, tuple[Generate, int]] = {}
+        self._callback: Callable[[Reply], None] = lambda reply: None
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def send(self, message: Request) -> None:
+        if self._closed:
+            raise Closed("the engine is closed")
+        self.received.append(message)
+        self._inbox.put(message)
+
+    def listen(self, callback: Callable[[Reply], None]) -> None:
+        self._callback = callback
+
+    def close(self) -> None:
+        self._closed = True
+        self._inbox.put(None)
+        self._thread.join()
+
+    def aborted(self, seconds: float = 5.0) -> bool:
+        """Whether an Abort arrived and everything has stopped, now or soon."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            if any(isinstance(m, Abort) for m in self.received) and not self._running:
+                return True
+            time.sleep(0.005)
+        return False
+
+    def generates(self) -> list[Generate]:
+        return [message for message in self.received if isinstance(message, Generate)]
+
+    def _run(self) -> None:
+        while True:
+            while not (self._inbox.empty() and self._running):
+                message = self._inbox.get()
+                if message is None:
+                    return
+                self._take(message)
+            time.sleep(self.step_seconds)
+            self.steps += 1
+            for name in list(self._running):
+                self._step(name)
+
+    def _take(self, message: Request) -> None:
+        match message:
+            case Generate():
+                self._running[message.id] = (message, 0)
+            case Abort():
+                self._running.pop(message.id, None)
+            case Evict():
+                self._callback(Done(message.id, count=7))
+            case Ask():
+                values = {"hits_total{tier=host}": 3.0, "hits_total{tier=device}": 4.0, "load": 0.5}
+                self._callback(Figures(message.id, values))
+
+    def _step(self, name: str) -> None:
+        request, done = self._running[name]
+        if self.failure and done >= self.fail_after:
+            del self._running[name]
+            self._callback(Failed(name, *self.failure))
+            return
+        token = request.tokens[done % len(request.tokens)]
+        self._callback(Output(name, [token], letters([token])))
+        self._running[name] = (request, done + 1)
+        if done + 1 == request.sampling.max_tokens:
+            del self._running[name]
+            usage = Usage(
+                prompt_tokens=len(request.tokens),
+                completion_tokens=done + 1,
+                cached_tokens={"device": 2, "host": 1, "storage": 0},
+                limited_by="draft",
+                verify_steps=2,
+                accept_length=1.5,
+                proposals=[[1, 2]] if request.report_proposals else None,
+            )
+            self._callback(Finished(name, "length", usage))

@@ -1,0 +1,246 @@
+"""kvkeep.cli and kvkeep.server.run"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from typer.testing import CliRunner
+
+from kvkeep import cli
+from kvkeep.engine.config import GIB, EngineConfig
+from kvkeep.schema import BLOCK, ConfigError, Key
+from kvkeep.server import run as server_run
+from kvkeep.stores.file import FileStore
+
+FAKE_SERVER = """
+import sys
+from fake_engine import FakeEngine, FakeTokenizer
+from kvkeep.server.run import bind, run
+
+class Engine(FakeEngine):
+    tokenizer = FakeTokenizer()
+    def start(self):
+        print("started")
+    def close(self):
+        super().close()
+        print("closed")
+
+run(Engine(step_seconds=0.05), bind("127.0.0.1", 0), "warning", grace=int(sys.argv[1]))
+"""
+
+
+PATHS = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+
+
+def python(*words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, env=PATHS)
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    (tmp_path / "config.json").write_text("{}")
+    return tmp_path
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What ``serve`` would have been called with."""
+    calls: list[Any] = []
+    monkeypatch.setattr(server_run, "serve", lambda *args: calls.append(args))
+    return calls
+
+
+class TestServe:
+    def test_defaults_are_the_engine_s(self, model: Path, served: list[Any]) -> None:
+        assert CliRunner().invoke(cli.app, ["serve", str(model)]).exit_code == 0
+        assert served == [(EngineConfig(model=model), "127.0.0.1", 30000, "warning")]
+
+    def test_every_flag(self, model: Path, served: list[Any]) -> None:
+        flags = f"""serve {model} --draft {model} --host ::1 --port 0 --served-model-name m
+            --dtype bfloat16 --device cpu --context-length 100 --max-total-tokens 5000
+            --max-running-requests 3 --chunked-prefill-size 64 --page-size 16 --hicache-size 0.5
+            --hicache-ratio 3 --hicache-write-policy write_through --hicache-storage-backend file
+            --hicache-storage-dir {model} --hicache-storage-size 2 --enable-cache-report
+            --hicache-storage-prefetch-policy wait_complete --speculative-algorithm EAGLE3
+            --speculative-num-steps 7 --speculative-num-draft-tokens 8 --speculative-eagle-topk 1
+            --log-level info --missing-policy lenient
+            --mem-fraction-static 0.5"""
+        result = CliRunner().invoke(cli.app, flags.split())
+        assert result.exit_code == 0, result.output
+        config = EngineConfig(
+            model=model, draft=model, served_name="m", dtype="bfloat16", device="cpu",
+            context_length=100, page_size=16, device_tokens=5000, host_bytes=GIB // 2,
+            host_ratio=3.0, storage_dir=model, storage_bytes=2 * GIB, chunked_prefill_size=64,
+            max_running=3, missing="lenient", mem_fraction=0.5, num_steps=7, num_draft_tokens=8,
+        )  # fmt: skip
+        assert served == [(config, "::1", 0, "info")]
+
+    @pytest.mark.parametrize(
+        ("flags", "named"),
+        [
+            ("--speculative-algorithm NGRAM", "NGRAM"),
+            ("--speculative-eagle-topk 4", "4 is not supported"),
+            ("--hicache-storage-backend mooncake", "mooncake"),
+        ],
+    )
+    def test_unsupported_values_are_named(
+        self, model: Path, served: list[Any], flags: str, named: str
+    ) -> None:
+        result = CliRunner().invoke(cli.app, ["serve", str(model), *flags.split()])
+        assert result.exit_code == 2
+        assert named in result.output
+        assert not served
+
+    @pytest.mark.parametrize(
+        ("flags", "message"),
+        [
+            ("--hicache-storage-backend file", "needs --hicache-storage-dir"),
+            ("--speculative-algorithm EAGLE3", "needs --draft"),
+            ("--speculative-num-draft-tokens 3", "num_draft_tokens must be"),
+            ("--dtype int4", "dtype must be one of"),
+        ],
+    )
+    def test_contradictions_are_refused(
+        self, model: Path, served: list[Any], flags: str, message: str
+    ) -> None:
+        result = CliRunner().invoke(cli.app, ["serve", str(model), *flags.split()])
+        assert isinstance(result.exception, ConfigError)
+        assert message in str(result.exception)
+
+    def test_an_error_is_one_line(self) -> None:
+        result = python("-m", "kvkeep", "serve", "/nowhere")
+        assert result.returncode == 1
+        assert result.stderr.count("\n") == 1
+        assert result.stderr.startswith("kvkeep: /nowhere is no model directory")
+
+    def test_a_taken_port_is_told_before_anything_is_loaded(self, model: Path) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            port = taken.getsockname()[1]
+            result = python("-m", "kvkeep", "serve", str(model), "--port", str(port))
+        assert result.returncode == 1
+        assert result.stderr == (
+            f"kvkeep: port {port} of 127.0.0.1 is taken; --port chooses another\n"
+        )
+
+
+def test_an_address_of_another_machine_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"cannot listen on port 0 of 192\.0\.2\.1"):
+        server_run.bind("192.0.2.1", 0)
+
+
+def test_help_loads_nothing_heavy() -> None:
+    code = (
+        "import sys; from kvkeep import cli\n"
+        "try: cli.app(['--help'])\n"
+        "except SystemExit: print(sorted(sys.modules.keys() & {'torch', 'transformers', 'numpy'}))"
+    )
+    result = python("-c", code)
+    assert "serve" in result.stdout
+    assert result.stdout.endswith("[]\n")
+
+
+class TestCache:
+    """The commands on a storage directory."""
+
+    @pytest.fixture
+    def directory(self, tmp_path: Path) -> Path:
+        group, body = bytes(16), bytes(BLOCK)
+        store = FileStore(tmp_path, {group: BLOCK})
+        keys = [Key(group, bytes([number] * 32)) for number in range(3)]
+        assert store.write(keys, [memoryview(body)] * 3) == [True] * 3
+        store.close()
+        return tmp_path
+
+    def invoke(self, *words: object) -> tuple[int, str]:
+        result = CliRunner().invoke(cli.app, ["cache", *map(str, words)])
+        return result.exit_code, result.output
+
+    def test_ls(self, directory: Path) -> None:
+        code, output = self.invoke("ls", directory)
+        assert code == 0
+        assert bytes(16).hex() in output
+        assert output.splitlines()[-1].split()[1] == "3"
+
+    def test_du(self, directory: Path) -> None:
+        code, output = self.invoke("du", directory)
+        assert code == 0
+        assert "3 records of 1 groups" in output
+
+    def test_fsck(self, directory: Path) -> None:
+        assert self.invoke("fsck", directory)[0] == 0
+        (slab,) = directory.glob("*.slab")
+        damaged = bytearray(slab.read_bytes())
+        damaged[BLOCK + 100] ^= 1
+        slab.write_bytes(damaged)
+        code, output = self.invoke("fsck", directory)
+        assert (code, "2 good, 1 corrupt" in output) == (1, True)
+        assert self.invoke("fsck", directory, "--repair")[0] == 0
+        code, output = self.invoke("fsck", directory)
+        assert (code, "2 good, 0 corrupt" in output) == (0, True)
+
+    def test_gc(self, directory: Path) -> None:
+        assert self.invoke("gc", directory, "--keep", "0")[0] == 0
+        assert "0 records" in self.invoke("du", directory)[1]
+
+    def test_looking_makes_no_cache(self, tmp_path: Path) -> None:
+        for path in (tmp_path, tmp_path / "absent"):
+            result = CliRunner().invoke(cli.app, ["cache", "ls", str(path)])
+            assert "there is no cache in" in str(result.exception)
+        assert not list(tmp_path.iterdir())
+
+
+@contextmanager
+def fake_server(grace: int) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A server process on a fake engine, and its address."""
+    command = [sys.executable, "-c", FAKE_SERVER, str(grace)]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=PATHS) as process:
+        try:
+            assert process.stderr
+            for line in process.stderr:
+                if ready := re.search(r"ready: (http://\S+)/v1", line):
+                    yield process, ready[1]
+                    break
+        finally:
+            process.kill()
+
+
+class TestEnd:
+    """A server that is told to stop."""
+
+    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+    def test_running_requests_finish_and_the_engine_closes(self, number: int) -> None:
+        with fake_server(grace=30) as (process, url):
+            body = {"prompt": "a", "max_tokens": 20, "stream": True}
+            with httpx.stream("POST", f"{url}/v1/completions", json=body) as stream:
+                lines = stream.iter_lines()
+                next(lines)
+                process.send_signal(number)
+                *_, last = (line for line in lines if line)
+            out, err = process.communicate(timeout=20)
+        assert last == "data: [DONE]"
+        assert out.split() == ["started", "closed"]
+        assert process.returncode == 0
+        assert "Traceback" not in err
+
+    def test_after_the_grace_period_requests_are_cut_off(self) -> None:
+        with fake_server(grace=1) as (process, url):
+            body = {"prompt": "a", "max_tokens": 60, "stream": True}
+            with httpx.stream("POST", f"{url}/v1/completions", json=body) as stream:
+                process.terminate()
+                with pytest.raises(httpx.RemoteProtocolError):
+                    stream.read()
+            out, _ = process.communicate(timeout=20)
+        assert out.split() == ["started", "closed"]

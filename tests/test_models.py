@@ -1,0 +1,288 @@
+"""Loading targets and drafts: what is served, and what is refused by name."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tiny_models import HIDDEN, PAGE, VOCAB, allocate, draft_tensors, save_draft, save_target
+from torch import Tensor
+
+from kvkeep.models import hf
+from kvkeep.models.attention import Layout, Part
+from kvkeep.models.eagle3 import load_draft
+from kvkeep.models.hf import Target, load_target, load_tokenizer
+from kvkeep.schema import ConfigError, DraftMismatch, UnsupportedModel
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_target(tmp_path_factory.mktemp("models") / "target", "Llama")
+
+
+@pytest.fixture(scope="module")
+def target(directory: Path) -> Target:
+    return load_target(directory)
+
+
+def edit_config(directory: Path, **changes: Any) -> None:
+    file = directory / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
+
+
+def test_a_target_says_what_it_is(target: Target) -> None:
+    assert (target.vocab_size, target.context_length, target.num_layers) == (VOCAB, 2048, 4)
+    assert target.eos_ids == {2}
+    assert target.dtype_name == "F32"
+    group = target.group(PAGE)
+    assert group.name == "full"
+    assert group.sharded
+    assert group.required
+    assert [(c.name, c.layers, c.shape, c.dtype) for c in group.components] == [
+        (name, (0, 1, 2, 3), (PAGE, 2, 16), "F32") for name in "kv"
+    ]
+
+
+@torch.inference_mode()
+def test_captured_features_are_layer_outputs(target: Target, directory: Path) -> None:
+    import transformers
+
+    model = transformers.AutoModelForCausalLM.from_pretrained(directory)
+    tokens = torch.arange(3, 23)
+    states = model(tokens[None], output_hidden_states=True).hidden_states
+    layout = Layout.of([Part(np.array([1, 0], np.int32), 0, 20)], PAGE, target.device)
+    pools = allocate(target.group(PAGE), 2)
+    for layers in ((2, 0), (1,), ()):
+        target.capture(layers)
+        logits, features = target.forward(
+            tokens, layout, torch.tensor([], dtype=torch.int64), pools
+        )
+        assert logits.shape == (0, VOCAB)
+        if not layers:
+            assert features is None
+            continue
+        expected = torch.cat([states[layer + 1][0] for layer in layers], -1)
+        torch.testing.assert_close(features, expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_half_precision(directory: Path, dtype: str) -> None:
+    target = load_target(directory, dtype)
+    assert target.dtype == getattr(torch, dtype)
+    assert target.group(PAGE).components[0].dtype == target.dtype_name != "F32"
+
+
+def test_digest_follows_weights_and_what_shapes_the_forward_pass(tmp_path: Path) -> None:
+    root = save_target(tmp_path / "target", "Llama")
+    first = load_target(root).digest
+    edit_config(root, eos_token_id=5, transformers_version="0")
+    assert load_target(root).digest == first
+    edit_config(root, rms_norm_eps=1e-3)
+    second = load_target(root).digest
+    weights = load_file(root / "model.safetensors")
+    weights["model.norm.weight"][0] += 1
+    save_file(weights, root / "model.safetensors", metadata={"format": "pt"})
+    assert len({first, second, load_target(root).digest}) == 3
+
+
+REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
+    "window": ("Mistral", {"sliding_window": 8}, "sliding-window attention \\(8"),
+    "mixed": ("Gemma2", {"head_dim": 16, "sliding_window": 8}, "sliding_attention"),
+    "recurrent": ("Lfm2", {"layer_types": ["conv", "full_attention"] * 2}, "conv"),
+    "mamba": ("FalconH1", {"head_dim": 16, "mamba_d_ssm": 64, "mamba_n_heads": 4,
+        "mamba_d_head": 16, "mamba_d_state": 8, "mamba_chunk_size": 8}, "Mamba"),
+    "mla": ("DeepseekV3", {"num_key_value_heads": 4, "q_lora_rank": 32, "kv_lora_rank": 24,
+        "qk_rope_head_dim": 8, "qk_nope_head_dim": 16, "v_head_dim": 16, "n_routed_experts": 4,
+        "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1, "moe_intermediate_size": 32,
+        "first_k_dense_replace": 4, "n_shared_experts": 1}, "MLA"),
+    "no hook": ("Bloom", {}, "bloom: layers \\[0, 1, 2, 3\\] do not reach"),
+    "dynamic": ("Llama", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4,
+        "factor": 2.0}}, "'dynamic' depends on the sequence length"),
+    "longrope": ("Phi3", {"pad_token_id": 0, "eos_token_id": 1, "rope_parameters": {
+        "rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 8,
+        "long_factor": [2.0] * 8}, "original_max_position_embeddings": 64}, "'longrope'"),
+}  # fmt: skip
+
+
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("case", REFUSED)
+def test_unsupported_models_are_named(case: str, tmp_path: Path) -> None:
+    family, options, message = REFUSED[case]
+    root = save_target(tmp_path / "target", family, **options)
+    with pytest.raises(UnsupportedModel, match=message):
+        load_target(root)
+
+
+def test_other_configs_that_are_refused(tmp_path: Path) -> None:
+    root = save_target(tmp_path / "target", "Llama")
+    original = (root / "config.json").read_text()
+    for changes, message in (
+        ({"model_type": "t5"}, "t5"),
+        ({"model_type": "no_such_model"}, "no_such_model"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "quantised weights"),
+        ({"model_type": "llava", "text_config": {"model_type": "llama"}}, "more than text"),
+    ):
+        (root / "config.json").write_text(original)
+        edit_config(root, **changes)
+        with pytest.raises(UnsupportedModel, match=message):
+            load_target(root)
+
+
+def test_hidden_state_is_found_by_trying(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Falcon-H1 calls attention in every layer and keeps a recurrent state beside it."""
+    family, options, _ = REFUSED["mamba"]
+    root = save_target(tmp_path / "target", family, **options)
+    monkeypatch.setattr(hf, "_check_config", lambda config: None)
+    with pytest.raises(UnsupportedModel, match="keeps state elsewhere"):
+        load_target(root)
+
+
+def test_directories_that_hold_no_model(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"expected config\.json and"):
+        load_target(tmp_path / "nowhere")
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ConfigError, match="safetensors"):
+        load_target(tmp_path)
+    save_file({"x": torch.zeros(1)}, tmp_path / "model.safetensors")
+    for text, message in (("{", "not JSON"), ("[]", "not a JSON object")):
+        (tmp_path / "config.json").write_text(text)
+        with pytest.raises(ConfigError, match=message):
+            load_target(tmp_path)
+
+
+def test_missing_weights_are_not_made_up(tmp_path: Path) -> None:
+    root = save_target(tmp_path / "target", "Llama")
+    weights = load_file(root / "model.safetensors")
+    del weights["model.norm.weight"]
+    save_file(weights, root / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ConfigError, match=r"lacks weights: model\.norm\.weight"):
+        load_target(root)
+
+
+def test_a_draft_says_what_it_is(target: Target, tmp_path: Path) -> None:
+    draft = load_draft(save_draft(tmp_path), target)
+    group = draft.group(PAGE)
+    assert draft.aux_layers == (0, 1, 2)
+    assert (group.name, group.sharded, group.required) == ("draft", False, False)
+    assert [(c.name, c.layers, c.shape) for c in group.components] == [
+        ("k", (0,), (PAGE, 2, 16)),
+        ("v", (0,), (PAGE, 2, 16)),
+        ("carry", (0,), (HIDDEN,)),
+    ]
+    tensors = draft_tensors()
+    tensors["norm.weight"][0] += 1
+    other = load_draft(save_draft(tmp_path / "b", tensors), target)
+    config = {"eagle_aux_hidden_state_layer_ids": [1, 0, 2]}
+    third = load_draft(save_draft(tmp_path / "c", eagle_config=config), target)
+    assert len({group.source, other.group(PAGE).source, third.group(PAGE).source}) == 3
+
+
+def test_without_ids_the_default_layers_are_read(tmp_path: Path) -> None:
+    deep = load_target(save_target(tmp_path / "target", "Llama", num_hidden_layers=8))
+    draft = load_draft(save_draft(tmp_path / "draft", eagle_config=None), deep)
+    assert draft.aux_layers == (1, 3, 4)
+
+
+def test_optional_tensors(target: Target, tmp_path: Path) -> None:
+    tensors = draft_tensors()
+    tensors["embed_tokens.weight"] = torch.zeros(VOCAB, HIDDEN)
+    tensors |= {
+        f"midlayer.self_attn.{name}_proj.bias": torch.ones(size)
+        for name, size in {"q": 64, "k": 32, "v": 32, "o": 64}.items()
+    }
+    tensors["lm_head.weight"] = torch.randn(VOCAB, HIDDEN)
+    del tensors["d2t"], tensors["t2d"]
+    root = save_draft(tmp_path, tensors, attention_bias=True, draft_vocab_size=None)
+    draft = load_draft(root, target)
+    states = torch.randn(3, HIDDEN)
+    normed = states * tensors["norm.weight"] / states.pow(2).mean(-1, keepdim=True).sqrt()
+    expected = (normed @ tensors["lm_head.weight"].T).argmax(-1)
+    assert draft.propose(states).tolist() == expected.tolist()
+
+
+Change = Callable[[dict[str, Tensor]], Any]
+MISFITS: dict[str, tuple[dict[str, Any], Change | None, type[ConfigError], str]] = {
+    "architecture": ({"architectures": ["LlamaForCausalLMEagle"]}, None, UnsupportedModel,
+        "LlamaForCausalLMEagle'"),
+    "layers": ({"num_hidden_layers": 2}, None, UnsupportedModel, "1 layer, not 2"),
+    "window": ({"sliding_window": 512}, None, UnsupportedModel, "sliding_window"),
+    "norm order": ({"norm_before_residual": True}, None, UnsupportedModel, "norm_before_residual"),
+    "activation": ({"hidden_act": "gelu"}, None, UnsupportedModel, "gelu"),
+    "not aux": ({"eagle_config": {"use_aux_hidden_state": False}}, None, UnsupportedModel,
+        "not EAGLE-3"),
+    "top-level ids": ({"eagle_aux_hidden_state_layer_ids": [1]}, None, UnsupportedModel,
+        "counts layers differently"),
+    "last layer": ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 1, 3]}}, None,
+        DraftMismatch, "below the last"),
+    "twice": ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 1, 1]}}, None,
+        DraftMismatch, "must differ"),
+    "default ids": ({"eagle_config": None}, None, DraftMismatch, "must differ"),
+    "rope": ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, None, UnsupportedModel,
+        "'dynamic'"),
+    "vocabulary": ({"vocab_size": 120}, None, DraftMismatch, "120 tokens, the target's 128"),
+    "heads": ({"num_key_value_heads": 3}, None, DraftMismatch, "4 draft heads"),
+    "no size": ({"hidden_size": 32}, None, DraftMismatch, "missing \\['embed_tokens.weight'"),
+    "missing": ({}, lambda t: t.pop("norm.weight"), DraftMismatch, "missing \\['norm.weight'\\]"),
+    "no d2t": ({}, lambda t: t.pop("d2t"), DraftMismatch, "missing \\['d2t'\\]"),
+    "unexpected": ({}, lambda t: t.update(medusa=torch.zeros(1)), DraftMismatch, "'medusa'"),
+    "bias": ({"attention_bias": True}, None, DraftMismatch, "q_proj.bias"),
+    "fc": ({}, lambda t: t.update({"fc.weight": torch.zeros(64, 64)}), DraftMismatch,
+        "fc.weight is \\(64, 64\\), expected \\(64, 192\\)"),
+    "t2d length": ({}, lambda t: t.update(t2d=torch.zeros(9, dtype=torch.bool)), DraftMismatch,
+        "t2d"),
+    "d2t range": ({}, lambda t: t["d2t"].add_(60), DraftMismatch, "d2t leads to"),
+    "d2t is ids": ({}, lambda t: t["t2d"].logical_not_(), DraftMismatch, "different tokens"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", MISFITS)
+def test_drafts_that_do_not_fit_are_named(case: str, target: Target, tmp_path: Path) -> None:
+    options, change, error, message = MISFITS[case]
+    tensors = draft_tensors()
+    if change is not None:
+        change(tensors)
+    root = save_draft(tmp_path, tensors, **options)
+    with pytest.raises(error, match=message):
+        load_draft(root, target)
+
+
+def test_a_draft_config_may_lack_nothing(target: Target, tmp_path: Path) -> None:
+    root = save_draft(tmp_path)
+    config = json.loads((root / "config.json").read_text())
+    del config["intermediate_size"]
+    (root / "config.json").write_text(json.dumps(config))
+    with pytest.raises(DraftMismatch, match="lacks intermediate_size"):
+        load_draft(root, target)
+
+
+def test_tokenizer(tmp_path: Path) -> None:
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    with pytest.raises(ConfigError, match=r"no tokenizer\.json"):
+        load_tokenizer(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(ConfigError, match="cannot load the tokenizer"):
+        load_tokenizer(tmp_path)
+    fast = Tokenizer(models.WordLevel({"a": 0, "b": 1, "?": 2}, unk_token="?"))
+    fast.pre_tokenizer = pre_tokenizers.Whitespace()
+    fast.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = load_tokenizer(tmp_path)
+    assert tokenizer.encode("b a c") == [1, 0, 2]
+    assert tokenizer.is_fast
+
+
+def test_importing_models_does_not_import_transformers() -> None:
+    code = "import sys, kvkeep.engine.runner; sys.exit('transformers' in sys.modules)"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    subprocess.run([sys.executable, "-c", code], check=True, env=environment)

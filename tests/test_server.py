@@ -1,0 +1,418 @@
+"""kvkeep.server, with an engine that only echoes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import httpx
+import openai
+import pytest
+import uvicorn
+from fake_engine import VOCAB, FakeEngine, FakeTokenizer
+
+from kvkeep.engine.client import EngineClient
+from kvkeep.server.app import create_app
+
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+HELLO = [{"role": "user", "content": "hello"}]
+
+
+@pytest.fixture
+def engine() -> Iterator[FakeEngine]:
+    engine = FakeEngine()
+    yield engine
+    engine.close()
+
+
+@pytest.fixture
+async def http(engine: FakeEngine, anyio_backend: str) -> AsyncIterator[httpx.AsyncClient]:
+    app = create_app(EngineClient(engine), FakeTokenizer())
+    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=transport, base_url="http://kvkeep") as client:
+        yield client
+
+
+@pytest.fixture
+def url(engine: FakeEngine) -> Iterator[str]:
+    """The address of a real server on a free port."""
+    app = create_app(EngineClient(engine), FakeTokenizer())
+    server = uvicorn.Server(uvicorn.Config(app, log_level="warning"))
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+        while not server.started:
+            time.sleep(0.01)
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        server.should_exit = True
+        thread.join()
+
+
+async def post(http: httpx.AsyncClient, path: str, **body: Any) -> Any:
+    answer = await http.post(path, json=body)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def events(text: str) -> list[Any]:
+    """The data of each server-sent event; the closing [DONE] is checked and left out."""
+    lines = [line.removeprefix("data: ") for line in text.split("\n\n") if line]
+    assert lines.pop() == "[DONE]"
+    return [json.loads(line) for line in lines]
+
+
+class TestCompletions:
+    pytestmark = pytest.mark.anyio
+
+    async def test_text(self, http: httpx.AsyncClient) -> None:
+        answer = await post(http, COMPLETIONS, model="fake", prompt="abc", max_tokens=5)
+        assert answer["object"] == "text_completion"
+        assert answer["model"] == "fake"
+        choice = answer["choices"][0]
+        assert choice["text"] == "abcab"
+        assert choice["token_ids"] == [97, 98, 99, 97, 98]
+        assert choice["finish_reason"] == "length"
+        assert answer["usage"] == {
+            "prompt_tokens": 3,
+            "completion_tokens": 5,
+            "total_tokens": 8,
+            "prompt_tokens_details": {"cached_tokens": 3},
+        }
+
+    async def test_what_kvkeep_reports(self, http: httpx.AsyncClient) -> None:
+        options = {"report_proposals": True}
+        report = (await post(http, COMPLETIONS, prompt="abc", kvkeep=options))["kvkeep"]
+        assert report["cached_tokens"] == {"device": 2, "host": 1, "storage": 0}
+        assert report["accept_length"] == 1.5
+        assert report["verify_steps"] == 2
+        assert report["limited_by"] == "draft"
+        assert report["proposals"] == [[1, 2]]
+        assert {"ttft_ms", "decode_ms"} <= report.keys()
+        assert "proposals" not in (await post(http, COMPLETIONS, prompt="abc"))["kvkeep"]
+
+    async def test_tokens_go_through_as_they_are(
+        self, http: httpx.AsyncClient, engine: FakeEngine
+    ) -> None:
+        answer = await post(http, COMPLETIONS, prompt=[1, 2, 3], max_tokens=2)
+        assert answer["choices"][0]["token_ids"] == [1, 2]
+        assert engine.generates()[0].tokens == [1, 2, 3]
+
+    @pytest.mark.parametrize("prompt", [["ab", "c"], [[97, 98], [99]]])
+    async def test_several_prompts(self, http: httpx.AsyncClient, prompt: list[Any]) -> None:
+        answer = await post(http, COMPLETIONS, prompt=prompt, max_tokens=3)
+        assert [c["text"] for c in answer["choices"]] == ["aba", "ccc"]
+        assert [c["index"] for c in answer["choices"]] == [0, 1]
+        assert answer["usage"]["completion_tokens"] == 6
+        assert len(answer["kvkeep"]) == 2
+
+    async def test_every_parameter_reaches_the_engine(
+        self, http: httpx.AsyncClient, engine: FakeEngine
+    ) -> None:
+        await post(
+            http, COMPLETIONS, prompt="x", temperature=0, top_p=0.5, top_k=3, seed=-4, stop="END",
+            stop_token_ids=[7], ignore_eos=True, max_tokens=2, kvkeep={"speculate": False},
+        )  # fmt: skip
+        (request,) = engine.generates()
+        sampling = request.sampling
+        assert (sampling.temperature, sampling.top_p, sampling.top_k) == (0.0, 0.5, 3)
+        assert (sampling.seed, sampling.stop, sampling.stop_token_ids) == (-4, ("END",), (7,))
+        assert (sampling.ignore_eos, sampling.max_tokens) == (True, 2)
+        assert not request.speculate
+        assert not request.report_proposals
+
+    async def test_defaults(self, http: httpx.AsyncClient, engine: FakeEngine) -> None:
+        nulls = dict.fromkeys(("max_tokens", "stop", "seed", "temperature", "n", "tools"))
+        await post(http, COMPLETIONS, prompt="x", user="me", n=1, logit_bias={})
+        await post(http, COMPLETIONS, prompt="x", **(nulls | {"stop": ["a"]}))
+        first, second = (request.sampling for request in engine.generates())
+        assert (first.max_tokens, first.temperature, first.stop) == (16, 1.0, ())
+        assert (second.max_tokens, second.temperature, second.stop) == (16, 1.0, ("a",))
+
+    async def test_namespaces_do_not_mix(self, http: httpx.AsyncClient, engine: FakeEngine) -> None:
+        pairs = [{}, {"cache_salt": "a"}, {"extra_key": "a"}, {"cache_salt": "a", "extra_key": "b"}]
+        pairs += [{"cache_salt": "ab"}, {"cache_salt": '", "a'}]
+        for pair in pairs:
+            await post(http, COMPLETIONS, prompt="x", max_tokens=1, **pair)
+        names = [request.namespace for request in engine.generates()]
+        assert names[0] == ""
+        assert len(set(names)) == len(pairs)
+
+    async def test_stream(self, http: httpx.AsyncClient) -> None:
+        body = {"prompt": "ab", "max_tokens": 3, "stream": True}
+        answer = await http.post(COMPLETIONS, json=body)
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        *pieces, last = events(answer.text)
+        assert "".join(piece["choices"][0]["text"] for piece in pieces) == "aba"
+        assert [piece["choices"][0]["token_ids"] for piece in pieces] == [[97], [98], [97]]
+        assert last["choices"][0]["finish_reason"] == "length"
+        assert last["kvkeep"]["accept_length"] == 1.5
+        assert "usage" not in last
+
+    async def test_stream_of_several_prompts_with_usage(self, http: httpx.AsyncClient) -> None:
+        body = {"prompt": ["ab", "c"], "stream": True, "stream_options": {"include_usage": True}}
+        *pieces, last = events((await http.post(COMPLETIONS, json=body)).text)
+        texts = ["", ""]
+        for piece in pieces:
+            assert piece["usage"] is None
+            texts[piece["choices"][0]["index"]] += piece["choices"][0]["text"]
+        assert texts == ["ab" * 8, "c" * 16]
+        assert last["choices"] == []
+        assert last["usage"]["completion_tokens"] == 32
+
+
+class TestChat:
+    pytestmark = pytest.mark.anyio
+
+    async def test_answer(self, http: httpx.AsyncClient, engine: FakeEngine) -> None:
+        answer = await post(http, CHAT, messages=HELLO, max_completion_tokens=6)
+        assert answer["object"] == "chat.completion"
+        assert answer["choices"][0]["message"]["content"] == "<user>"
+        assert len(engine.generates()[0].tokens) == len("<user>hello<assistant>")
+
+    async def test_the_default_limit_is_the_rest_of_the_context(
+        self, http: httpx.AsyncClient
+    ) -> None:
+        usage = (await post(http, CHAT, messages=HELLO))["usage"]
+        assert usage["total_tokens"] == 64
+
+    async def test_parts_and_template_variables(
+        self, http: httpx.AsyncClient, engine: FakeEngine
+    ) -> None:
+        parts = [{"type": "text", "text": "he"}, {"type": "text", "text": "y"}]
+        messages = [{"role": "user", "content": parts}]
+        await post(http, CHAT, messages=messages, chat_template_kwargs={"think": "!"})
+        text = "".join(map(chr, engine.generates()[0].tokens))
+        assert text == "<user>hey!<assistant>"
+
+    async def test_stream(self, http: httpx.AsyncClient) -> None:
+        body = {"messages": HELLO, "max_tokens": 3, "stream": True}
+        first, *pieces, last = events((await http.post(CHAT, json=body)).text)
+        assert first["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+        assert "".join(piece["choices"][0]["delta"]["content"] for piece in pieces) == "<us"
+        assert last["choices"][0]["delta"] == {}
+        assert last["choices"][0]["finish_reason"] == "length"
+
+    async def test_a_model_without_a_template(self, engine: FakeEngine) -> None:
+        app = create_app(EngineClient(engine), FakeTokenizer(chat_template=None))
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://kvkeep") as http:
+            answer = await http.post(CHAT, json={"messages": HELLO})
+        assert answer.status_code == 400
+        assert "chat template" in answer.json()["error"]["message"]
+
+
+BAD = [  # path, body, status, param, part of the message
+    (COMPLETIONS, "{", 400, None, "not valid JSON"),
+    (COMPLETIONS, "[1]", 400, None, "must be a JSON object"),
+    (COMPLETIONS, "", 400, None, "must be a JSON object"),
+    (COMPLETIONS, '{"prompt": "a", "temperature": NaN}', 400, "temperature", "finite"),
+    (COMPLETIONS, '{"prompt": "a", "temperature": -1}', 400, "temperature", "from 0 on"),
+    (COMPLETIONS, '{"prompt": "a", "temperature": "1"}', 400, "temperature", "valid number"),
+    (COMPLETIONS, '{"prompt": "a", "top_p": 0}', 400, "top_p", "above 0"),
+    (COMPLETIONS, '{"prompt": "a", "top_k": 0}', 400, "top_k", "at least 1"),
+    (COMPLETIONS, '{"prompt": "a", "max_tokens": -1}', 400, "max_tokens", "at least 1"),
+    (COMPLETIONS, '{"prompt": "a", "max_tokens": 0}', 400, "max_tokens", "at least 1"),
+    (COMPLETIONS, '{"prompt": "a", "max_tokens": true}', 400, "max_tokens", "valid integer"),
+    (COMPLETIONS, '{"prompt": "a", "seed": 9223372036854775808}', 400, "seed", "less than"),
+    (COMPLETIONS, '{"prompt": "a", "stop": ["b", ""]}', 400, None, "stop string"),
+    (COMPLETIONS, '{"prompt": "a", "n": 2}', 400, "n", "not supported, except as 1"),
+    (COMPLETIONS, '{"prompt": "a", "logprobs": 0}', 400, "logprobs", "not supported"),
+    (COMPLETIONS, '{"prompt": "a", "echo": true}', 400, "echo", "not supported"),
+    (COMPLETIONS, '{"prompt": "a", "best_of": 2}', 400, "best_of", "not supported"),
+    (COMPLETIONS, '{"prompt": "a", "temprature": 1}', 400, "temprature", "not a parameter"),
+    (COMPLETIONS, '{"prompt": "a", "kvkeep": {"speculat": true}}', 400, "kvkeep", "speculat"),
+    (COMPLETIONS, '{"prompt": "a", "model": "gpt-4"}', 404, "model", "not served here"),
+    (COMPLETIONS, '{"max_tokens": 1}', 400, "prompt", "required"),
+    (COMPLETIONS, '{"prompt": null}', 400, "prompt", "required"),
+    (COMPLETIONS, '{"prompt": ""}', 400, "prompt", "empty"),
+    (COMPLETIONS, '{"prompt": []}', 400, "prompt", "empty"),
+    (COMPLETIONS, '{"prompt": ["a", ""]}', 400, "prompt", "empty"),
+    (COMPLETIONS, '{"prompt": [[]]}', 400, "prompt", "empty"),
+    (COMPLETIONS, '{"prompt": [1, "a"]}', 400, "prompt", "valid string"),
+    (COMPLETIONS, '{"prompt": "\\ud800"}', 400, "prompt", "Unicode"),
+    (COMPLETIONS, '{"prompt": "a", "\\ud800": 1}', 400, None, "must be a JSON object"),
+    (COMPLETIONS, f'{{"prompt": [1, {VOCAB}]}}', 400, "prompt", "vocabulary"),
+    (COMPLETIONS, '{"prompt": [-1]}', 400, "prompt", "vocabulary"),
+    (COMPLETIONS, json.dumps({"prompt": "a" * 64}), 400, "prompt", "context of 64"),
+    (COMPLETIONS, '{"prompt": "a", "max_tokens": 64}', 400, "prompt", "context of 64"),
+    (CHAT, '{"messages": []}', 400, "messages", "empty"),
+    (CHAT, '{"messages": [{"role": "user"}]}', 400, "messages", "required"),
+    (CHAT, json.dumps({"messages": [{"role": "nobody", "content": ""}]}), 400, "messages", "role"),
+    (CHAT, json.dumps({"messages": HELLO, "tools": [{}]}), 400, "tools", "not supported"),
+    (CHAT, json.dumps({"messages": HELLO, "logprobs": True}), 400, "logprobs", "not supported"),
+    (CHAT, json.dumps({"messages": HELLO, "chat_template_kwargs": {"tokenize": 1}}), 400,
+     "chat_template_kwargs", "must not set"),
+    (CHAT, json.dumps({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}), 400,
+     "messages", "text"),
+    ("/kvkeep/evict", '{"tier": "storage"}', 400, "tier", "device"),
+    ("/nowhere", "{}", 404, None, "POST /nowhere: Not Found"),
+    ("/health", "{}", 405, None, "POST /health: Method Not Allowed"),
+]  # fmt: skip
+
+
+class TestErrors:
+    pytestmark = pytest.mark.anyio
+
+    @pytest.mark.parametrize(
+        ("path", "body", "status", "param", "text"), BAD, ids=[f"{p} {b[:70]}" for p, b, *_ in BAD]
+    )
+    async def test_bad_requests(
+        self, http: httpx.AsyncClient, engine: FakeEngine,
+        path: str, body: str, status: int, param: str | None, text: str,
+    ) -> None:  # fmt: skip
+        answer = await http.post(path, content=body, headers={"content-type": "application/json"})
+        assert answer.status_code == status
+        error = answer.json()["error"]
+        assert error.keys() == {"message", "type", "param", "code"}
+        assert text in error["message"]
+        assert error["param"] == param
+        assert error["type"] == "invalid_request_error"
+        assert not engine.received
+
+    async def test_codes(self, http: httpx.AsyncClient) -> None:
+        bodies = {
+            "model_not_found": {"prompt": "a", "model": "b"},
+            "context_length_exceeded": {"prompt": "a" * 65},
+        }
+        for code, body in bodies.items():
+            assert (await http.post(COMPLETIONS, json=body)).json()["error"]["code"] == code
+
+    @pytest.mark.parametrize("stream", [False, True])
+    @pytest.mark.parametrize(
+        ("kind", "status"),
+        [("PromptTooLong", 400), ("RequestError", 400), ("Closed", 503), ("StoreError", 500)],
+    )
+    async def test_what_the_engine_refuses(
+        self, http: httpx.AsyncClient, engine: FakeEngine, kind: str, status: int, stream: bool
+    ) -> None:
+        engine.failure = kind, "because"
+        answer = await http.post(COMPLETIONS, json={"prompt": "a", "stream": stream})
+        assert answer.status_code == status
+        assert answer.json()["error"]["message"] == "because"
+
+    async def test_a_failure_in_the_middle_of_a_stream(
+        self, http: httpx.AsyncClient, engine: FakeEngine
+    ) -> None:
+        engine.failure, engine.fail_after = ("StoreError", "gone"), 2
+        answer = await http.post(COMPLETIONS, json={"prompt": "a", "stream": True})
+        *_, error = events(answer.text)
+        assert error["error"]["message"] == "gone"
+        assert error["error"]["type"] == "server_error"
+
+    async def test_a_closed_engine(self, http: httpx.AsyncClient, engine: FakeEngine) -> None:
+        engine.close()
+        assert (await http.post(COMPLETIONS, json={"prompt": "a"})).status_code == 503
+        assert (await http.get("/health")).status_code == 503
+
+    async def test_a_fault_of_the_server(
+        self, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(FakeTokenizer, "encode", lambda *_, **__: 1 / 0)
+        answer = await http.post(COMPLETIONS, json={"prompt": "a"})
+        assert answer.status_code == 500
+        assert answer.json()["error"]["type"] == "server_error"
+
+
+class TestAdmin:
+    pytestmark = pytest.mark.anyio
+
+    async def test_models(self, http: httpx.AsyncClient) -> None:
+        (model,) = (await http.get("/v1/models")).json()["data"]
+        assert (model["id"], model["max_model_len"]) == ("fake", 64)
+
+    async def test_health(self, http: httpx.AsyncClient) -> None:
+        assert (await http.get("/health")).json() == {"status": "ok"}
+
+    async def test_evict(self, http: httpx.AsyncClient) -> None:
+        assert (await post(http, "/kvkeep/evict", tier="host"))["evicted"] == 7
+
+    async def test_metrics(self, http: httpx.AsyncClient, engine: FakeEngine) -> None:
+        await post(http, COMPLETIONS, prompt="a", max_tokens=3)
+        engine.failure = "StoreError", "gone"
+        await http.post(COMPLETIONS, json={"prompt": "a"})
+        lines = (await http.get("/metrics")).text.splitlines()
+        assert 'kvkeep_hits_total{tier="host"} 3.0' in lines
+        assert 'kvkeep_hits_total{tier="device"} 4.0' in lines
+        assert "# TYPE kvkeep_load gauge" in lines
+        for outcome in ("length", "error"):
+            labels = f'{{endpoint="/v1/completions",outcome="{outcome}"}}'
+            assert f"kvkeep_http_requests_total{labels} 1.0" in lines
+        for name in ("time_to_first_token", "time_per_output_token", "e2e_request_latency"):
+            assert f"kvkeep_{name}_seconds_count 1.0" in lines
+
+
+class TestOpenAIClient:
+    """A real server and the official client."""
+
+    @pytest.fixture
+    def client(self, url: str) -> Iterator[openai.OpenAI]:
+        with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+            yield client
+
+    def test_completion(self, client: openai.OpenAI) -> None:
+        answer = client.completions.create(
+            model="fake", prompt="ab", max_tokens=3, extra_body={"top_k": 1}
+        )
+        assert answer.choices[0].text == "aba"
+        assert answer.usage
+        assert answer.usage.prompt_tokens_details
+        assert answer.usage.prompt_tokens_details.cached_tokens == 3
+
+    def test_chat_stream(self, client: openai.OpenAI) -> None:
+        options = {"include_usage": True}
+        *chunks, last = client.chat.completions.create(
+            model="fake", messages=HELLO, max_tokens=6, stream=True, stream_options=options
+        )  # type: ignore[call-overload]
+        assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "<user>"
+        assert last.usage.completion_tokens == 6
+
+    def test_models(self, client: openai.OpenAI) -> None:
+        assert [model.id for model in client.models.list()] == ["fake"]
+
+    def test_errors_are_typed(self, client: openai.OpenAI, engine: FakeEngine) -> None:
+        with pytest.raises(openai.NotFoundError, match="not served here"):
+            client.completions.create(model="other", prompt="a")
+        with pytest.raises(openai.BadRequestError) as caught:
+            client.completions.create(model="fake", prompt="a" * 100)
+        assert caught.value.code == "context_length_exceeded"
+        engine.failure, engine.fail_after = ("StoreError", "gone"), 1
+        with pytest.raises(openai.APIError, match="gone"):
+            list(client.completions.create(model="fake", prompt="a", stream=True))
+
+    def test_leaving_a_stream_frees_the_request(
+        self, client: openai.OpenAI, engine: FakeEngine
+    ) -> None:
+        engine.step_seconds = 0.02
+        with client.completions.create(
+            model="fake", prompt="a", max_tokens=60, stream=True
+        ) as stream:
+            next(iter(stream))
+        assert engine.aborted()
+        assert engine.steps < 60
+
+    @pytest.mark.parametrize("stream", [False, True])
+    def test_leaving_before_the_first_token_frees_the_request(
+        self, client: openai.OpenAI, engine: FakeEngine, stream: bool
+    ) -> None:
+        engine.step_seconds = 0.3
+        with pytest.raises(openai.APITimeoutError):
+            client.completions.create(model="fake", prompt="a", stream=stream, timeout=0.2)
+        assert engine.aborted()
+        assert engine.steps < 16
+
+    def test_many_at_once(self, url: str, engine: FakeEngine) -> None:
+        engine.step_seconds = 0.002
+
+        async def run() -> list[str]:
+            async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none") as client:
+                create = client.completions.create
+                letters = "abcdefghijklmnopqrst"
+                answers = [create(model="fake", prompt=x, max_tokens=5) for x in letters]
+                return [a.choices[0].text for a in await asyncio.gather(*answers)]
+
+        assert asyncio.run(run()) == [letter * 5 for letter in "abcdefghijklmnopqrst"]
