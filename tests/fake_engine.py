@@ -64,7 +64,12 @@ class FakeEngine:
     fail_after: int = 0  # ... after so many tokens
     info: ModelInfo = field(
         default_factory=lambda: ModelInfo(
-            name="fake", context_length=64, vocab_size=VOCAB, page_tokens=8, draft="fake-draft"
+            name="fake",
+            context_length=64,
+            vocab_size=VOCAB,
+            page_tokens=8,
+            draft="fake-draft",
+            pools={"device": 512, "host": 1024},
         )
     )
     received: list[Request] = field(default_factory=list)

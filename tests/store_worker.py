@@ -19,9 +19,9 @@ from kvkeep.schema import Key
 from kvkeep.stores.file import FileStore
 
 GROUP = b"shared by many16"
-SIZE = 1 << 16
+SIZE = 1 << 15
 SLOT = 4096 + SIZE
-KEYS = 400
+KEYS = 1600
 
 
 def key(number: int) -> Key:
@@ -57,6 +57,15 @@ def hammer(directory: Path, seed: int, slots: int, seconds: float) -> dict[str, 
         seen.update(hits=len(hits), wrong=len(wrong), written=len(answers))
     store.close()
     return {**seen, "faults": store.faults}
+
+
+def hold(directory: Path, slots: int) -> NoReturn:
+    """Claim all slots, say so, and hang."""
+    store = FileStore(directory, {GROUP: SIZE}, slots * SLOT)
+    grant = store._allocate([key(n) for n in range(slots)])
+    print(len(grant.claims), flush=True)
+    signal.pause()
+    raise AssertionError("somebody woke us")
 
 
 def kill(directory: Path, seed: int, slots: int, times: int) -> dict[str, object]:
@@ -95,5 +104,5 @@ def _write_for_ever(directory: Path, pick: random.Random, slots: int, tell: int)
 
 
 if __name__ == "__main__":
-    run = {"hammer": hammer, "kill": kill}[sys.argv[1]]
+    run = {"hammer": hammer, "hold": hold, "kill": kill}[sys.argv[1]]
     print(json.dumps(run(Path(sys.argv[2]), *map(int, sys.argv[3:]))))

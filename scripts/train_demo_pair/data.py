@@ -83,7 +83,7 @@ def tiled_prompt(index: int, period: int) -> list[int]:
     `period` equal to PROMPT_TOKENS nothing repeats: such prompts serve as decoys.
     """
     block = distinct_tokens(np.random.default_rng((period, index)), period)
-    return np.resize(block, PROMPT_TOKENS).tolist()  # type: ignore[no-any-return]
+    return np.resize(block, PROMPT_TOKENS).tolist()
 
 
 @dataclass(frozen=True, slots=True)

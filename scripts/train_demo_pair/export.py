@@ -98,7 +98,7 @@ def load_draft(directory: Path) -> Draft:
 
 
 def _config_fields(layers: int) -> dict[str, object]:
-    fields = llama_config(layers).to_diff_dict()
+    fields: dict[str, object] = llama_config(layers).to_diff_dict()
     # Readers older than `rope_parameters` want `rope_theta` beside it.
     return fields | {"dtype": "bfloat16", "torch_dtype": "bfloat16", "rope_theta": ROPE_THETA}
 

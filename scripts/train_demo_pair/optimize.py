@@ -24,7 +24,8 @@ class Optimizers:
 
     def __init__(self, module: nn.Module, muon_rate: float, adam_rate: float) -> None:
         """Split `module`'s parameters; embeddings and output heads are AdamW's."""
-        matrices, others = [], []
+        matrices: list[nn.Parameter] = []
+        others: list[nn.Parameter] = []
         for name, parameter in module.named_parameters():
             ends = "embed_tokens" in name or "lm_head" in name
             (others if ends or parameter.dim() != 2 else matrices).append(parameter)

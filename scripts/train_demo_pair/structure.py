@@ -14,6 +14,7 @@ The hidden state is divided into named ranges of channels:
 """
 
 import math
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -37,6 +38,15 @@ _MATCH_SLOWEST_TURN = 1.3e-4  # radians per token: 0.3 over the longest training
 _PREVIOUS_GAIN = 0.7
 _COPY_GAIN = 1.0
 _READ_GAIN = 0.5
+
+
+class Projections(Protocol):
+    """The part of an attention layer that is written to, of the target's and the draft's."""
+
+    q_proj: nn.Linear
+    k_proj: nn.Linear
+    v_proj: nn.Linear
+    o_proj: nn.Linear
 
 
 def structure_target(target: LlamaForCausalLM) -> None:
@@ -79,11 +89,11 @@ def structure_draft(draft: Draft, target: LlamaForCausalLM) -> None:
 
 
 def _frequencies(config: LlamaConfig) -> Tensor:
-    half = config.head_dim // 2
-    return ROPE_THETA ** (-torch.arange(half) / half)
+    half: int = config.head_dim // 2
+    return torch.pow(ROPE_THETA, -torch.arange(half) / half)
 
 
-def _clear_first_heads(attention: nn.Module, config: LlamaConfig) -> list[tuple[int, int]]:
+def _clear_first_heads(attention: Projections, config: LlamaConfig) -> list[tuple[int, int]]:
     """Damp the first query head of each KV group; return the groups' (query, key) first rows."""
     head_dim = config.head_dim
     group = config.num_attention_heads // config.num_key_value_heads
@@ -99,7 +109,7 @@ def _clear_first_heads(attention: nn.Module, config: LlamaConfig) -> list[tuple[
     return heads
 
 
-def _write_previous_token_head(attention: nn.Module, config: LlamaConfig) -> None:
+def _write_previous_token_head(attention: Projections, config: LlamaConfig) -> None:
     """Make the first heads attend one token back, and the very first copy its code to scratch.
 
     Every key holds the same vector; every query holds it turned back by one position.
@@ -121,7 +131,7 @@ def _write_previous_token_head(attention: nn.Module, config: LlamaConfig) -> Non
     attention.o_proj.weight[_SCRATCH, query : query + _CODE_WIDTH] = copy
 
 
-def _write_induction_head(attention: nn.Module, config: LlamaConfig, keys_from: slice) -> None:
+def _write_induction_head(attention: Projections, config: LlamaConfig, keys_from: slice) -> None:
     """Match the token's code with the code at `keys_from`; copy the code found to scratch.
 
     Only the slowest RoPE channels compare codes, so that distance hardly matters; each KV group

@@ -461,6 +461,7 @@ class Cache:
                 figures[f"free_slots{label}"] = tier.free_slots(g)
                 figures[f"evicted_pages_total{label}"] = tier.evicted[g]
         figures["pages"] = len(self._table)
+        figures["transfers_pending"] = len(self.transfers.pending) + (not self._backup.idle)
         figures["leases"] = len(self._leases)
         figures["prefetches"] = len(self._prefetcher.open)
         figures["storage_breaker_open"] = float(self.transfers.breaker.open)

@@ -165,10 +165,14 @@ def serve(
 def demo(
     json: Annotated[Path | None, typer.Option(help="Also write the figures to this file.")] = None,
 ) -> None:
-    """Restore a prompt from each tier, with and without the draft's state, and compare."""
+    """Restore a prompt from each tier, with and without the draft's state, and compare.
+
+    Exit code 1 if anything came out otherwise than it should.
+    """
     from .demo.run import run
 
-    run(json)
+    if not run(json):
+        raise typer.Exit(1)
 
 
 DIRECTORY = Annotated[Path, typer.Argument(metavar="DIR", help="A --hicache-storage-dir.")]

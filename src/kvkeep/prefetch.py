@@ -41,7 +41,7 @@ class Prefetcher:
         path = self._residency.tree.match(namespace, raw)
         present = self._in_memory(path, pages)
         prefetch.present = present
-        prefetch.reach = self._residency.schema.usable(present)
+        prefetch.reach = self._usable(present)
         if prefetch.reach == pages or not self._transfers.storage:
             self._start(prefetch)
             return prefetch
@@ -61,7 +61,7 @@ class Prefetcher:
         """Storage answered: the prefetch knows how far it may reach and gets in line."""
         for prefetch in ticket.waiters:
             if not prefetch.closed:
-                prefetch.reach = self._residency.schema.usable(ticket.present)
+                prefetch.reach = self._usable(ticket.present)
                 prefetch.queued = True
 
     def advance(self) -> None:
@@ -106,7 +106,12 @@ class Prefetcher:
         residency, table = self._residency, self._residency.table
         raw = prefetch.raw[: prefetch.reach * residency.tree.page_bytes]
         path = residency.tree.match(prefetch.namespace, raw)
-        missing = [~has for has in self._in_memory(path, prefetch.reach)]
+        missing = [
+            there[: prefetch.reach] & ~has
+            for there, has in zip(
+                prefetch.present, self._in_memory(path, prefetch.reach), strict=True
+            )
+        ]
         share = [int(self._policy.prefetch_share * n) for n in residency.host.capacity]
         left = [cap - used for cap, used in zip(share, self._claimed, strict=True)]
         if any(self._claimed) and not self._fits(prefetch.reach, missing, left):
@@ -124,7 +129,7 @@ class Prefetcher:
         ]
         pages = prefetch.reach
         while pages and not self._fits(pages, missing, room):
-            pages = residency.schema.usable([has[: pages - 1] for has in prefetch.present])
+            pages = self._usable([has[: pages - 1] for has in prefetch.present])
         self._read(prefetch, pages, missing)
 
     def _read(self, prefetch: Prefetch, pages: int, missing: list[NDArray[np.bool_]]) -> None:
@@ -175,6 +180,9 @@ class Prefetcher:
         table = self._residency.table
         beyond = np.zeros(pages - len(path), dtype=bool)
         return [np.concatenate((table.resident(g, path), beyond)) for g in range(table.groups)]
+
+    def _usable(self, present: list[NDArray[np.bool_]]) -> int:
+        return self._residency.schema.usable(present, self._policy.missing == "strict")
 
     def _needed(self, group: int, pages: int) -> NDArray[np.bool_]:
         needed = self._residency.schema.groups[group].needed(pages)

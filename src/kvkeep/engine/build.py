@@ -65,6 +65,7 @@ def build(config: EngineConfig) -> Parts:
         vocab_size=target.vocab_size,
         page_tokens=config.page_size,
         draft=_name(config.draft) if config.draft else None,
+        pools={"device": device_pages * config.page_size, "host": host_pages * config.page_size},
     )
     return Parts(target, tokenizer, runner, cache, info, lookahead)
 

@@ -24,7 +24,7 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     temperature: float = 1.0  # 0 is greedy
     top_p: float = 1.0  # (0, 1]
     top_k: int = -1  # -1: all
-    seed: int | None = None  # None: the engine draws one
+    seed: int | None = None  # any 64-bit integer; None: the engine draws one
     max_tokens: int = 16  # of new tokens, at least 1
     stop: tuple[str, ...] = ()  # strings that end the text; not part of it
     stop_token_ids: tuple[int, ...] = ()  # beside the model's own end tokens
@@ -144,3 +144,4 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     vocab_size: int
     page_tokens: int
     draft: str | None  # name of the draft model, if there is one
+    pools: dict[str, int]  # tokens that each memory tier holds

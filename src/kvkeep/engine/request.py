@@ -32,8 +32,8 @@ class Sequence:
         0              computed            length            computed = length - 1: decoding
         |  KV is final  |  known, to run    |
 
-    The draft is always one row ahead: its rows cover ``[0, computed]``, since row i needs only
-    token i and the target's feature of token i - 1.
+    Draft rows cover ``[draft_from, computed)``, and row ``computed`` too once ``hidden`` is set:
+    row i needs only token i and the target's feature of token i - 1.
     """
 
     request: Generate

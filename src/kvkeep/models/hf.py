@@ -177,7 +177,9 @@ def load_target(directory: Path, dtype: str = "auto", device: str = "auto") -> T
         UnsupportedModel: something in the model is not supported; the message names it.
     """
     from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()
     raw = read_config(directory)
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"

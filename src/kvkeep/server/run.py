@@ -23,7 +23,7 @@ GRACE_SECONDS = 30
 """How long running requests may take to finish once the server was told to stop."""
 
 
-class Engine(EngineLink, Protocol):
+class ServedEngine(EngineLink, Protocol):
     """What a server needs of the engine that it starts and ends."""
 
     @property
@@ -49,13 +49,13 @@ def serve(config: EngineConfig, host: str, port: int, log_level: str = "warning"
             )
     with bind(host, port) as listener:  # before anything that takes long
         say(f"loading {_names(config.model, config.draft)}")
-        from ..engine import core
+        from ..engine.core import Engine
 
-        run(core.Engine(config), listener, log_level)
+        run(Engine(config), listener, log_level)
 
 
 def run(
-    engine: Engine, listener: socket.socket, log_level: str, grace: int = GRACE_SECONDS
+    engine: ServedEngine, listener: socket.socket, log_level: str, grace: int = GRACE_SECONDS
 ) -> None:
     """Serve ``engine`` on ``listener`` until SIGINT or SIGTERM, then close it."""
     logging.basicConfig()
@@ -107,7 +107,8 @@ class _Server(uvicorn.Server):
         info = self._engine.info
         say(
             f"serving {_names(info.name, info.draft)}: "
-            f"context of {info.context_length} tokens, pages of {info.page_tokens}"
+            f"context of {info.context_length} tokens, pages of {info.page_tokens}, pools of "
+            + " and ".join(f"{tokens} tokens ({tier})" for tier, tokens in info.pools.items())
         )
         for listener in sockets or []:
             host, port = listener.getsockname()[:2]

@@ -25,6 +25,7 @@ _REFUSALS = {
     errno.EROFS: "read_only",
     errno.EACCES: "read_only",
     errno.EPERM: "read_only",
+    errno.EFBIG: "unreachable",
 }
 _INDEX_REFUSALS = {
     sqlite3.SQLITE_BUSY: "busy",
@@ -32,6 +33,7 @@ _INDEX_REFUSALS = {
     sqlite3.SQLITE_READONLY: "read_only",
     sqlite3.SQLITE_CANTOPEN: "io",
     sqlite3.SQLITE_IOERR: "io",
+    sqlite3.SQLITE_IOERR_SHMSIZE: "full",
 }
 
 
@@ -95,6 +97,11 @@ class Catalog:
                 else:
                     self.count(kind)
                 return None
+
+    def distrust(self) -> None:
+        """Make the index anew: it said what cannot be."""
+        with self.lock:
+            self._replace(damaged=True)
 
     def slab(self, fingerprint: bytes, body: int, create: bool = False) -> Slab:
         """The slab of a group.
@@ -179,7 +186,9 @@ class Catalog:
 
 def fault(error: Exception) -> str:
     """The name under which an error is counted."""
+    if isinstance(error, OverflowError):
+        return "unreachable"
     if isinstance(error, sqlite3.Error):  # without a code: Python's own complaint about a row
         code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT)
-        return _INDEX_REFUSALS.get(code & 0xFF, "index")
+        return _INDEX_REFUSALS.get(code) or _INDEX_REFUSALS.get(code & 0xFF, "index")
     return _REFUSALS.get(getattr(error, "errno", None) or errno.EIO, "io")

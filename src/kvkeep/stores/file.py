@@ -260,6 +260,8 @@ class FileStore:
                 else:
                     self._catalog.count(failure)
                     failed[claims[key]] = failure
+        if "unreachable" in failed.values():  # a slot that no file can be large enough for
+            self._catalog.distrust()
         if "full" in failed.values():
             held = self._catalog.ask(Index.held_bytes) or 0
             lost = sum(HEADER + self._sizes[key.group] for key in claims if key not in landed)

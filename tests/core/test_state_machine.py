@@ -1,0 +1,122 @@
+"""The cache against its oracle: anything that may happen, in any order, with any failure.
+
+See :mod:`worlds` for what is compared after every step.
+"""
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from walks import KINDS, LANES, walk
+
+Pick = st.integers(0, 63)
+Tokens = st.lists(st.sampled_from([0, 0, 0, 1]), min_size=1, max_size=13)
+Fault = st.sampled_from(["", "", "", "partial", "raise"])
+
+
+class Machine(RuleBasedStateMachine):
+    """One world. Which kind is a class attribute."""
+
+    kind = "two"
+
+    @initialize()
+    def start(self) -> None:
+        self.world = KINDS[self.kind]()
+
+    def request(self, pick: int):
+        return self.world.requests[pick % len(self.world.requests)]
+
+    @precondition(lambda self: len(self.world.requests) < 5)
+    @rule(tokens=Tokens, namespace=st.sampled_from(["", "b"]), ask=st.booleans())
+    def arrive(self, tokens: list[int], namespace: str, ask: bool) -> None:
+        self.world.arrive(tokens, namespace, ask)
+
+    @precondition(lambda self: any(not r.lease for r in self.world.requests))
+    @rule(pick=Pick, chunk=st.integers(0, 4))
+    def admit(self, pick: int, chunk: int) -> None:
+        waiting = [r for r in self.world.requests if not r.lease]
+        self.world.admit(waiting[pick % len(waiting)], chunk)
+
+    @precondition(lambda self: any(r.lease for r in self.world.requests))
+    @rule(pick=Pick, count=st.integers(0, 6), ahead=st.integers(0, 4), commit=st.booleans())
+    def run_and_commit(self, pick: int, count: int, ahead: int, commit: bool) -> None:
+        running = [r for r in self.world.requests if r.lease]
+        self.world.run(running[pick % len(running)], count, ahead, commit)
+
+    @precondition(lambda self: self.world.requests)
+    @rule(pick=Pick, again=st.booleans())
+    def release(self, pick: int, again: bool) -> None:
+        self.world.release(self.request(pick), again)
+
+    @precondition(lambda self: any(lane.queue for lane in self.world.lanes.values()))
+    @rule(lane=st.sampled_from(LANES), first=Pick, count=st.integers(1, 4), fault=Fault)
+    def step(self, lane: str, first: int, count: int, fault: str) -> None:
+        self.world.step(lane, first, count, fault)
+
+    @rule()
+    def tick(self) -> None:
+        self.world.tick()
+
+    @rule(tier=st.integers(0, 1), pick=Pick, count=st.integers(1, 4))
+    def evict(self, tier: int, pick: int, count: int) -> None:
+        self.world.evict(tier, pick % len(self.world.groups), count)
+
+    @precondition(lambda self: self.world.store.records)
+    @rule(pick=Pick)
+    def lose(self, pick: int) -> None:
+        self.world.lose(pick)
+
+    @rule(on=st.booleans())
+    def outage(self, on: bool) -> None:
+        self.world.outage(on)
+
+    @precondition(lambda self: self.world.store.records)
+    @rule()
+    def restart(self) -> None:
+        self.world.restart()
+
+    @invariant()
+    def check(self) -> None:
+        self.world.check()
+
+    def teardown(self) -> None:
+        if hasattr(self, "world"):
+            self.world.finish()
+
+
+def machine(kind: str, examples: int, steps: int) -> type:
+    """The test case of one kind of world: the same examples in every run."""
+    case = type(f"Machine_{kind}", (Machine,), {"kind": kind}).TestCase
+    case.settings = settings(
+        max_examples=examples,
+        stateful_step_count=steps,
+        derandomize=True,
+        database=None,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+    )
+    return case
+
+
+TestFullAndDraft = machine("two", 40, 50)
+TestFourGroups = machine("four", 40, 50)
+TestLenient = machine("lenient", 40, 50)
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_random_walks(kind: str) -> None:
+    """Long walks find what short, shrinkable examples do not; and they get everywhere."""
+    happened = sum((walk(kind, seed) for seed in range(25)), start=type(walk(kind, 0))())
+    assert happened["hit"] > 20
+    assert happened["loading"]
+    assert happened["evicted"] > 50
+    assert happened["refused"]
+    assert happened["load lands"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_many_random_walks(kind: str) -> None:
+    """The same for minutes."""
+    for seed in range(1000, 1500):
+        walk(kind, seed, 300)
