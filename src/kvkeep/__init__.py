@@ -1,0 +1,46 @@
+"""kvkeep: a hierarchical KV cache for LLM serving that keeps the draft model's state too.
+
+``Cache`` and what describes a page can be imported from here; ``kvkeep serve`` is a server on top.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .cache import Cache
+    from .lease import Lease, Prefetch
+    from .policy import Policy
+    from .schema import Component, Group, Identity, KvkeepError, Schema
+    from .stores.file import FileStore
+
+__version__ = "0.1.0"
+__all__ = [
+    "Cache",
+    "Component",
+    "FileStore",
+    "Group",
+    "Identity",
+    "KvkeepError",
+    "Lease",
+    "Policy",
+    "Prefetch",
+    "Schema",
+]
+
+_HOME = {
+    "Cache": "cache",
+    "FileStore": "stores.file",
+    "Lease": "lease",
+    "Policy": "policy",
+    "Prefetch": "lease",
+}  # all others are in schema
+
+
+def __getattr__(name: str) -> Any:
+    """Import on first use: ``import kvkeep`` alone does not import torch."""
+    if name not in __all__:
+        raise AttributeError(f"module 'kvkeep' has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f".{_HOME.get(name, 'schema')}", __name__), name)
