@@ -19,7 +19,7 @@ from torch import Tensor
 
 from kvkeep.models import hf
 from kvkeep.models.attention import Layout, Part
-from kvkeep.models.eagle3 import load_draft
+from kvkeep.models.drafts import load_draft
 from kvkeep.models.hf import Target, load_target, load_tokenizer
 from kvkeep.schema import ConfigError, DraftMismatch, UnsupportedModel
 

@@ -29,7 +29,8 @@ from torch.nn import functional
 
 from kvkeep.engine.request import Sequence
 from kvkeep.engine.runner import Runner, Work
-from kvkeep.models.eagle3 import Eagle3Draft, load_draft
+from kvkeep.models.base import Draft
+from kvkeep.models.drafts import load_draft
 from kvkeep.models.hf import Target, load_target
 
 torch.set_num_threads(1)
@@ -40,7 +41,7 @@ DEMO = resources.files("kvkeep.demo")
 class Oracle:
     """A draft whose network runs, but whose proposals are scripted."""
 
-    def __init__(self, draft: Eagle3Draft, script: Callable[[int], int]) -> None:
+    def __init__(self, draft: Draft, script: Callable[[int], int]) -> None:
         self._draft, self._script = draft, script  # position (without ``seq``: step) -> token
         self._step = 0
         self.seq: Sequence | None = None
@@ -58,13 +59,13 @@ class Oracle:
         return torch.full((len(hidden),), self._script(at))
 
 
-def reader(draft: Eagle3Draft, text: list[int], wrong: set[int]) -> Oracle:
+def reader(draft: Draft, text: list[int], wrong: set[int]) -> Oracle:
     """An oracle that knows the text, except at some positions."""
     return Oracle(draft, lambda at: (text[at] + (at in wrong)) % 128)
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Target, Eagle3Draft, Path]:
+def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Target, Draft, Path]:
     root = tmp_path_factory.mktemp("models")
     target = load_target(save_target(root / "target", "Llama"))
     return target, load_draft(save_draft(root / "draft"), target), root
@@ -78,7 +79,7 @@ class Bench:
     """A runner with its own pools, and leases with slots in random order."""
 
     def __init__(self, target: Target, draft: Any = None, steps: int = 4, seed: int = 0) -> None:
-        groups = [one.group(PAGE) for one in (target, draft) if one is not None]
+        groups = [target.group(PAGE), *(draft.groups(PAGE) if draft is not None else ())]
         self.pools = {g.name: allocate(g, SLOTS) for g in groups}
         self._free = {
             g.name: np.random.default_rng([seed, i]).permutation(SLOTS).astype(np.int32)
@@ -231,7 +232,7 @@ def test_greedy_output_equals_generate(family: str, tmp_path: Path) -> None:
             assert all((s.rounds > 0) == (with_draft is not None) for s in seqs)
 
 
-def test_multi_token_accepts_and_rejections(models: tuple[Target, Eagle3Draft, Path]) -> None:
+def test_multi_token_accepts_and_rejections(models: tuple[Target, Draft, Path]) -> None:
     target, draft, root = models
     text = prompt(21)
     start = len(text)
@@ -251,7 +252,7 @@ def test_multi_token_accepts_and_rejections(models: tuple[Target, Eagle3Draft, P
 
 
 def test_draft_state_and_proposals_equal_a_plain_recomputation(
-    models: tuple[Target, Eagle3Draft, Path],
+    models: tuple[Target, Draft, Path],
 ) -> None:
     target, draft, root = models
     plain = Plain(root / "target")
@@ -280,7 +281,7 @@ def test_draft_state_and_proposals_equal_a_plain_recomputation(
             at += next((i for i, t in enumerate(chain) if t != text[at + i]), len(chain)) + 1
 
 
-def test_slots_do_not_matter(models: tuple[Target, Eagle3Draft, Path]) -> None:
+def test_slots_do_not_matter(models: tuple[Target, Draft, Path]) -> None:
     target, draft, _ = models
     states, proposals = [], []
     for seed in (1, 2):
@@ -294,7 +295,7 @@ def test_slots_do_not_matter(models: tuple[Target, Eagle3Draft, Path]) -> None:
 
 
 def test_a_hit_gives_the_bytes_and_proposals_of_the_cold_run(
-    models: tuple[Target, Eagle3Draft, Path],
+    models: tuple[Target, Draft, Path],
 ) -> None:
     target, draft, _ = models
     tokens = prompt(100)
@@ -310,7 +311,7 @@ def test_a_hit_gives_the_bytes_and_proposals_of_the_cold_run(
 
 
 def test_a_hit_after_which_another_request_went_on_differently(
-    models: tuple[Target, Eagle3Draft, Path],
+    models: tuple[Target, Draft, Path],
 ) -> None:
     target, draft, root = models
     tokens, other = prompt(100), [*prompt(100)[:64], *prompt(30, seed=1)]
@@ -328,7 +329,7 @@ def test_a_hit_after_which_another_request_went_on_differently(
     torch.testing.assert_close(state["draft.k.0"][1:], keys, atol=1e-5, rtol=1e-5)
 
 
-def test_missing_draft_state_is_never_read(models: tuple[Target, Eagle3Draft, Path]) -> None:
+def test_missing_draft_state_is_never_read(models: tuple[Target, Draft, Path]) -> None:
     target, draft, _ = models
     tokens = prompt(100)
     cold = Bench(target, draft)
@@ -351,7 +352,7 @@ def test_missing_draft_state_is_never_read(models: tuple[Target, Eagle3Draft, Pa
 
 
 def test_sampled_output_is_the_same_however_it_is_computed(
-    models: tuple[Target, Eagle3Draft, Path],
+    models: tuple[Target, Draft, Path],
 ) -> None:
     target, draft, _ = models
     prompts = [prompt(n) for n in (9, 30, 50)]
@@ -369,7 +370,7 @@ def test_sampled_output_is_the_same_however_it_is_computed(
     assert preempted.rounds > 0
 
 
-def test_speculation_keeps_the_distribution(models: tuple[Target, Eagle3Draft, Path]) -> None:
+def test_speculation_keeps_the_distribution(models: tuple[Target, Draft, Path]) -> None:
     """Chi-square over all outcomes of three tokens, with a draft that is often right."""
     target, draft, root = models
     tokens, k, count = prompt(9), 3, 1536
@@ -401,7 +402,7 @@ def test_speculation_keeps_the_distribution(models: tuple[Target, Eagle3Draft, P
     assert statistic < 60  # 26 degrees of freedom: exceeded once in 6000 draws
 
 
-def test_requests_may_decline_speculation(models: tuple[Target, Eagle3Draft, Path]) -> None:
+def test_requests_may_decline_speculation(models: tuple[Target, Draft, Path]) -> None:
     target, draft, _ = models
     bench = Bench(target, draft)
     plain, drafted = (bench.sequence(prompt(20), speculate=flag) for flag in (False, True))
@@ -414,7 +415,7 @@ def test_requests_may_decline_speculation(models: tuple[Target, Eagle3Draft, Pat
 
 
 def test_a_step_makes_no_more_tokens_than_asked_for(
-    models: tuple[Target, Eagle3Draft, Path],
+    models: tuple[Target, Draft, Path],
 ) -> None:
     target, draft, _ = models
     bench = Bench(target, draft)

@@ -9,7 +9,7 @@ from typing import Any
 from ..cache import Cache
 from ..media.memory import Memory
 from ..models.base import Draft
-from ..models.eagle3 import load_draft
+from ..models.drafts import load_draft
 from ..models.hf import Target, load_target, load_tokenizer
 from ..policy import Policy
 from ..schema import ConfigError, Identity, Schema
@@ -77,7 +77,7 @@ def _name(directory: Path) -> str:
 def _schema(config: EngineConfig, target: Target, draft: Draft | None) -> Schema:
     groups = [target.group(config.page_size)]
     if draft is not None:
-        groups.append(draft.group(config.page_size))
+        groups += draft.groups(config.page_size)
     return Schema(Identity(target.digest), config.page_size, tuple(groups))
 
 

@@ -10,9 +10,8 @@ import numpy as np
 import torch
 
 from ..models.attention import Layout, Part
-from ..models.base import Draft, DraftLayer, Pools
+from ..models.base import Draft, Pools
 from ..models.hf import Target
-from ..schema import UnsupportedModel
 from .request import Sequence
 from .sampling import Draw, sample
 from .speculation import Chain, Rebuild, Speculator
@@ -66,11 +65,8 @@ class Runner:
         self._num_steps = num_steps
         self._speculator: Speculator | None = None
         if draft is not None:
-            if draft.layers != (DraftLayer(shift=1, source="fused"),):
-                raise UnsupportedModel(f"draft layers {draft.layers}")
             target.capture(draft.aux_layers)
-            mine = pools[draft.group(page_tokens).name]
-            self._speculator = Speculator(draft, mine, page_tokens, target.device)
+            self._speculator = Speculator(draft, pools, page_tokens, target.device)
 
     @torch.inference_mode()
     def step(self, work: Seq[Work]) -> list[Advance]:
@@ -120,7 +116,7 @@ class Runner:
                     seq.proposals.append(chain)
             advances.append(Advance(tokens, chain))
             rows += len(run)
-        if self._speculator is not None and features is not None:
+        if self._speculator is not None:
             self._speculator.rebuild(rebuilds, features)
         return advances
 

@@ -25,6 +25,7 @@ class Part:
 
         first                 start               start + rows
           |  seen by all rows   |  seen causally       |
+          (of a window, row i sees its last ``window`` positions, itself included)
     """
 
     table: NDArray[np.int32]  # page -> slot; covers start + rows
@@ -39,7 +40,7 @@ class Span:
 
     rows: int
     pages: Tensor  # [pages] int64 slots, from the page of the first visible position on
-    seen: slice  # what of those pages' tokens is visible to the last row
+    seen: slice  # what of those pages' tokens is visible to any row
     mask: Tensor | None  # [rows, seen] bool, True is visible; None: all is
 
 
@@ -52,8 +53,18 @@ class Layout:
     spans: tuple[Span, ...]
 
     @classmethod
-    def of(cls, parts: Sequence[Part], page_tokens: int, device: torch.device) -> Layout:
-        """Lay out ``parts`` one after another."""
+    def of(
+        cls,
+        parts: Sequence[Part],
+        page_tokens: int,
+        device: torch.device,
+        window: int | None = None,
+    ) -> Layout:
+        """Lay out ``parts`` one after another.
+
+        Args:
+            window: positions that a row sees, its own included; None: all up to its own.
+        """
         positions = [np.arange(p.start, p.start + p.rows) for p in parts]
         index = [
             p.table[at // page_tokens].astype(np.int64) * page_tokens + at % page_tokens
@@ -61,13 +72,17 @@ class Layout:
         ]
         spans = []
         for part in parts:
-            skip, end = part.first // page_tokens, part.start + part.rows
+            reach = 0 if window is None else part.start - window + 1  # of the first row
+            first, end = max(part.first, reach), part.start + part.rows
+            skip = first // page_tokens
             pages = torch.from_numpy(part.table[skip : -(-end // page_tokens)].astype(np.int64))
             mask = None
             if part.rows > 1:
-                mask = torch.ones(part.rows, end - part.first, dtype=torch.bool, device=device)
-                mask = mask.tril(part.start - part.first)
-            seen = slice(part.first - skip * page_tokens, end - skip * page_tokens)
+                mask = torch.ones(part.rows, end - first, dtype=torch.bool, device=device)
+                mask = mask.tril(part.start - first)
+                if window is not None:
+                    mask = mask.triu(reach - first)
+            seen = slice(first - skip * page_tokens, end - skip * page_tokens)
             spans.append(Span(part.rows, pages.to(device), seen, mask))
         return cls(
             torch.from_numpy(np.concatenate(positions)).to(device),

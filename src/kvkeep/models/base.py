@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import enum
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import torch
 import xxhash
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ..schema import ConfigError, Group
-from .attention import Layout
 
 Pools = Mapping[str, Sequence[Tensor]]
 """One group's device pools: component name -> one ``[slots, *shape]`` tensor per layer."""
@@ -31,40 +33,94 @@ _NOT_FORWARD = {
 """Keys of ``config.json`` that do not change a forward pass."""
 
 
-class DraftLayer(NamedTuple):
-    """Which row of a draft layer belongs to token i: (token i, source of token i - shift)."""
+class Tables(Protocol):
+    """Where a sequence's state lies: the part of a lease that a forward pass reads."""
 
-    shift: int  # the first ``shift`` tokens have no row; RoPE position i - shift
-    source: str  # "fused": the target's features through the draft's own projection
+    def slots(self, group: str) -> NDArray[np.int32]:
+        """``[pages]`` slots of a group; -1: the page has none."""
+
+
+class Run(NamedTuple):
+    """One sequence's rows in a pass."""
+
+    tables: Tables
+    start: int  # position of the first row
+    rows: int  # at least 1
+    keep: int = 0  # last rows whose logits are wanted
+    first: int = 0  # positions before are never read
+
+
+class Source(enum.Enum):
+    """What a draft's row mixes its token with."""
+
+    NOTHING = enum.auto()  # a model of its own: the token is all it gets
+    TARGET = enum.auto()  # the target's feature, as :meth:`Draft.fuse` makes it
+    PREVIOUS = enum.auto()  # the output of the stage before
+
+
+class Stage(NamedTuple):
+    """A draft layer, or a stack of them that runs at once: whose rows, and of what they are made.
+
+    ::
+
+        token     0     1     2     3    ...
+        shift 1         0     1     2         row i: token i and the feature of token i - 1
+        shift 2               0     1         row i: token i and the feature of token i - 2,
+                                              or stage 0's output in row i - 1
+
+    Row i lies in slot i, at RoPE position i - shift, and predicts token i + 1. The first ``shift``
+    slots hold no row. Every row is a function of tokens [0, i] alone, whoever computed it.
+    """
+
+    shift: int  # of stage k: k + 1, or 0 where the source is nothing
+    source: Source
 
 
 class Draft(Protocol):
-    """A draft network. Called on the engine's thread, inside ``torch.inference_mode``."""
+    """A draft network. Called on the engine's thread, inside ``torch.inference_mode``.
+
+    A chain's first token is read off stage 0, the next off stage 1, and all that follow off the
+    last stage. Once a chain is longer than a stage's shift, the features that the stage would mix
+    in are of tokens that the target has not seen; its own output in the row before takes their
+    place.
+    """
 
     @property
     def aux_layers(self) -> tuple[int, ...]:
-        """Target layers whose outputs :meth:`fuse` reads, in order."""
+        """What of the target :meth:`fuse` reads, in order: see ``Target.capture``."""
 
     @property
-    def layers(self) -> tuple[DraftLayer, ...]:
-        """The row convention of each layer."""
+    def stages(self) -> tuple[Stage, ...]:
+        """The row conventions. First those fed by the target, then those fed by the one before."""
 
-    def group(self, page_tokens: int) -> Group:
-        """Components ``k`` and ``v``, and ``carry``: the fused feature of a page's last token."""
+    def groups(self, page_tokens: int) -> tuple[Group, ...]:
+        """Keys and values, and unless the source is nothing, ``carry`` with a row per stage.
+
+        Carry is the source of the first row after the page. So stage k's is the feature of the
+        (k + 1)-th last token of the page, or stage k - 1's output in the page's last row.
+        """
 
     def fuse(self, features: Tensor) -> Tensor:
-        """Target features ``[rows, aux layers x target hidden]`` to ``[rows, hidden]``."""
+        """Target features ``[rows, aux layers * target hidden]`` to ``[rows, hidden]``."""
 
-    def forward(self, tokens: Tensor, source: Tensor, layout: Layout, pools: Pools) -> Tensor:
-        """Write the K/V rows of ``layout`` and attend.
+    def forward(
+        self,
+        stage: int,
+        tokens: Tensor,
+        source: Tensor | None,
+        runs: Sequence[Run],
+        pools: Mapping[str, Pools],
+    ) -> Tensor:
+        """Run one stage over rows of many sequences, writing its keys and values into ``pools``.
 
         Args:
             tokens: ``[rows]`` int64, the rows' own tokens.
-            source: ``[rows, hidden]``, each row's source: a fused feature, or in a chain the
-                output of the row before.
+            source: ``[rows, hidden]``, what each row mixes in; None if the source is nothing.
+            runs: where the rows go and what they see.
+            pools: by group name.
 
         Returns:
-            ``[rows, hidden]``: states for :meth:`propose`, and the next chain step's source.
+            ``[rows, hidden]``: states for :meth:`propose`, and a source of later rows.
         """
 
     def propose(self, hidden: Tensor) -> Tensor:

@@ -87,6 +87,7 @@ class Target:
         self.kv_heads: int = getattr(config, "num_key_value_heads", None) or heads
         self.head_dim: int = getattr(config, "head_dim", None) or self.hidden_size // heads
         self.embedding: Tensor = model.get_input_embeddings().weight  # [vocab, hidden]
+        self.head: nn.Module = model.get_output_embeddings()  # [rows, hidden] to [rows, vocab]
         self._model = model
         self._features: dict[int, Tensor] = {}
         self._hooks: list[Any] = []
@@ -102,7 +103,10 @@ class Target:
         return Group("full", tuple(Component(n, layers, shape, self.dtype_name) for n in "kv"))
 
     def capture(self, layers: Sequence[int]) -> None:
-        """From now on :meth:`forward` returns the outputs of these layers, in this order."""
+        """From now on :meth:`forward` returns the outputs of these layers, in this order.
+
+        The one after the last, ``num_layers``, stands for the final norm's output.
+        """
         stack = next(
             m for m in self._model.modules()
             if isinstance(m, nn.ModuleList) and len(m) == self.num_layers
@@ -110,14 +114,16 @@ class Target:
 
         def keep(layer: int) -> Callable[[Any, Any, Any], None]:
             def hook(_module: Any, _args: Any, out: Any) -> None:
-                self._features[layer] = out[0] if isinstance(out, tuple) else out
+                self._features[layer] = out if isinstance(out, Tensor) else out[0]
 
             return hook
+
+        modules = (*stack, self._model.base_model)
 
         for handle in self._hooks:
             handle.remove()
         self._features = dict.fromkeys(layers, torch.empty(0))
-        self._hooks = [stack[layer].register_forward_hook(keep(layer)) for layer in layers]
+        self._hooks = [modules[layer].register_forward_hook(keep(layer)) for layer in layers]
 
     def forward(
         self, tokens: Tensor, layout: Layout, keep: Tensor, pools: Pools

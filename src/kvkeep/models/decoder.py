@@ -1,0 +1,263 @@
+"""Llama-like decoder layers over page pools, and what all drafts made of them have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+from torch.nn import functional
+
+from ..schema import Component, DraftMismatch, Group, UnsupportedModel
+from . import attention, hf
+from .attention import Layout, Part
+from .base import Pools, Run, Source, Stage
+
+Shapes = dict[str, tuple[int, ...]]
+"""Tensors that a draft's config asks for; names of those that may be absent end in "?"."""
+
+_ROPE = (
+    "head_dim", "hidden_size", "max_position_embeddings", "num_attention_heads", "rope_parameters",
+    "rope_scaling", "rope_theta",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Of one decoder layer."""
+
+    hidden: int
+    inner: int  # of the MLP
+    heads: int
+    kv_heads: int
+    head_dim: int
+    window: int | None  # positions that a row sees, its own included; None: all up to its own
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any], target: hf.Target) -> Sizes:
+        """Read and check what every draft's ``config.json`` says.
+
+        Raises:
+            UnsupportedModel: a setting that is not supported, or that leaves open what is meant.
+            DraftMismatch: sizes that are missing, or fit neither each other nor ``target``.
+        """
+        needed = ("hidden_size", "intermediate_size", "num_attention_heads", "vocab_size")
+        if missing := set(needed) - set(config):
+            raise DraftMismatch(f"the draft's config.json lacks {', '.join(sorted(missing))}")
+        if (kind := config.get("hidden_act", "silu")) != "silu":
+            raise UnsupportedModel(f"draft activation {kind!r}; supported is 'silu'")
+        for name in ("quantization_config", "mlp_bias"):
+            if config.get(name):
+                raise UnsupportedModel(f"a draft with {name} is not supported")
+        if config.get("partial_rotary_factor", 1) != 1:
+            raise UnsupportedModel("a draft with partial_rotary_factor is not supported")
+        heads, hidden = config["num_attention_heads"], config["hidden_size"]
+        kv_heads = config.get("num_key_value_heads") or heads
+        head_dim = config.get("head_dim") or hidden // heads
+        if heads % kv_heads or head_dim % 2:
+            raise DraftMismatch(
+                f"{heads} draft heads of {head_dim} do not fit {kv_heads} key heads and RoPE"
+            )
+        if config["vocab_size"] != target.vocab_size:
+            raise DraftMismatch(
+                f"the draft's vocabulary has {config['vocab_size']} tokens, "
+                f"the target's {target.vocab_size}"
+            )
+        return cls(hidden, config["intermediate_size"], heads, kv_heads, head_dim, _window(config))
+
+    def shapes(self, prefix: str, inputs: int, biased: str = "") -> Shapes:
+        """Tensors of a layer whose attention reads ``inputs`` numbers per row.
+
+        Args:
+            prefix: of their names, with its dot.
+            biased: which of "qkvo" have a bias.
+        """
+        queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        linear = {
+            "self_attn.q_proj": (queries, inputs),
+            "self_attn.k_proj": (keys, inputs),
+            "self_attn.v_proj": (keys, inputs),
+            "self_attn.o_proj": (self.hidden, queries),
+            "mlp.gate_proj": (self.inner, self.hidden),
+            "mlp.up_proj": (self.inner, self.hidden),
+            "mlp.down_proj": (self.hidden, self.inner),
+        }
+        shapes: Shapes = {f"{prefix}{name}.weight": shape for name, shape in linear.items()}
+        shapes[f"{prefix}post_attention_layernorm.weight"] = (self.hidden,)
+        names = [f"self_attn.{name}_proj" for name in biased]
+        return shapes | {f"{prefix}{name}.bias": linear[name][:1] for name in names}
+
+
+class Memory(NamedTuple):
+    """Where a pass finds and leaves keys and values."""
+
+    layout: Layout
+    pools: Pools
+    rope: tuple[Tensor, Tensor]  # cos and sin, [rows, 1, head_dim]
+
+
+class DecoderDraft:
+    """What drafts of decoder layers share of :class:`~kvkeep.models.base.Draft`.
+
+    Args:
+        weights: by name; kept in the target's dtype.
+        aux_layers: what the draft reads of the target.
+        layers: decoder layers over all stages.
+        digest: of weights, configuration and aux layers, 32 hex digits.
+    """
+
+    def __init__(
+        self,
+        config: Mapping[str, Any],
+        weights: Mapping[str, Tensor],
+        target: hf.Target,
+        aux_layers: tuple[int, ...],
+        stages: tuple[Stage, ...],
+        layers: int,
+        digest: str,
+    ) -> None:
+        self.aux_layers, self.stages, self.digest = aux_layers, stages, digest
+        self._weights = {
+            name: w.to(target.device, target.dtype if w.is_floating_point() else None)
+            for name, w in weights.items()
+        }
+        self._sizes = Sizes.of(config, target)
+        self._layers = layers
+        self._group = "draft" if self._sizes.window is None else "draft_window"
+        self._target = target
+        self._embedding = self._weights.get("embed_tokens.weight", target.embedding)
+        self._eps = float(config.get("rms_norm_eps", 1e-6))
+        rope = hf.rope({name: config[name] for name in _ROPE if name in config})
+        self._rope = rope.to(target.device)
+
+    def groups(self, page_tokens: int) -> tuple[Group, ...]:
+        """Not split over ranks, and a hit may do without it: drafts cost only speed."""
+        sizes, dtype = self._sizes, self._target.dtype_name
+        row, layers = (page_tokens, sizes.kv_heads, sizes.head_dim), tuple(range(self._layers))
+        components = (
+            Component("k", layers, row, dtype),
+            Component("v", layers, row, dtype),
+            Component("carry", tuple(range(len(self.stages))), (sizes.hidden,), dtype),
+        )
+        tail = None  # of a window, the last page at least: it has the carry
+        if sizes.window is not None:
+            tail = max(1, -(-(sizes.window - 1) // page_tokens))
+        source = self.digest
+        return (Group(self._group, components, tail, sharded=False, required=False, source=source),)
+
+    def fuse(self, features: Tensor) -> Tensor:
+        """Features are taken as they are."""
+        return features
+
+    def _memory(self, stage: int, runs: Sequence[Run], pools: Mapping[str, Pools]) -> Memory:
+        mine = pools[self._group]
+        parts = [
+            Part(run.tables.slots(self._group), run.start, run.rows, run.first) for run in runs
+        ]
+        page_tokens, device = mine["k"][0].shape[1], self._target.device
+        layout = Layout.of(parts, page_tokens, device, self._sizes.window)
+        positions = layout.positions - self.stages[stage].shift
+        cos, sin = self._rope(self._embedding, positions[None])
+        return Memory(layout, mine, (cos[0, :, None], sin[0, :, None]))
+
+    def _decode(
+        self, layer: int, prefix: str, residual: Tensor, mixed: Tensor, memory: Memory
+    ) -> Tensor:
+        """One decoder layer: attention over ``mixed [rows, inputs]``, then the MLP, each added."""
+        query, key, value = (
+            self._linear(mixed, f"{prefix}self_attn.{name}_proj").view(
+                len(mixed), -1, self._sizes.head_dim
+            )
+            for name in "qkv"
+        )
+        query, key = (_rotate(x, *memory.rope) for x in (query, key))
+        keys, values = memory.pools["k"][layer], memory.pools["v"][layer]
+        attention.write(keys, key, memory.layout)
+        attention.write(values, value, memory.layout)
+        scale = self._sizes.head_dim**-0.5
+        seen = attention.attend(query, keys, values, memory.layout, scale).flatten(1)
+        hidden = residual + self._linear(seen, f"{prefix}self_attn.o_proj")
+        normed = self._norm(hidden, f"{prefix}post_attention_layernorm")
+        gate = functional.silu(self._linear(normed, f"{prefix}mlp.gate_proj"))
+        wide = gate * self._linear(normed, f"{prefix}mlp.up_proj")
+        return hidden + self._linear(wide, f"{prefix}mlp.down_proj")
+
+    def _embed(self, tokens: Tensor) -> Tensor:
+        return functional.embedding(tokens, self._embedding)
+
+    def _norm(self, x: Tensor, name: str) -> Tensor:
+        return functional.rms_norm(x, x.shape[-1:], self._weights[f"{name}.weight"], self._eps)
+
+    def _linear(self, x: Tensor, name: str) -> Tensor:
+        weight, bias = self._weights[f"{name}.weight"], self._weights.get(f"{name}.bias")
+        return functional.linear(x, weight, bias)
+
+
+def fed_by(source: Source, stages: int) -> tuple[Stage, ...]:
+    """Stages of which the first reads the target's features, and the others ``source``."""
+    return tuple(Stage(k + 1, source if k else Source.TARGET) for k in range(stages))
+
+
+def read_weights(directory: Path, shapes: Shapes, prefix: str = "") -> dict[str, Tensor]:
+    """Tensors whose names start with ``prefix``, which is taken off; others are not the draft's.
+
+    Raises:
+        DraftMismatch: tensors are missing, unexpected, or of another shape than ``shapes``.
+    """
+    weights: dict[str, Tensor] = {}
+    for path in sorted(directory.glob("*.safetensors")):
+        with safe_open(path, framework="pt") as file:
+            names = [name for name in file.keys() if name.startswith(prefix)]  # noqa: SIM118
+            weights |= {name.removeprefix(prefix): file.get_tensor(name) for name in names}
+    wanted = {name.rstrip("?"): shape for name, shape in shapes.items()}
+    missing = sorted(name for name in shapes if not name.endswith("?") and name not in weights)
+    unexpected = sorted(set(weights) - set(wanted))
+    if missing or unexpected:
+        raise DraftMismatch(
+            "the draft's tensors are not those of its architecture: "
+            f"missing {missing}, unexpected {unexpected}"
+        )
+    for name, weight in weights.items():
+        if weight.shape != wanted[name]:
+            raise DraftMismatch(
+                f"draft tensor {name} is {tuple(weight.shape)}, expected {wanted[name]} "
+                "by the draft's config and the target"
+            )
+    return weights
+
+
+def check_hidden(sizes: Sizes, target: hf.Target) -> None:
+    """A draft that uses the target's output as it is, and its head, has its hidden size."""
+    if sizes.hidden != target.hidden_size:
+        raise DraftMismatch(
+            f"the draft's hidden size is {sizes.hidden}, the target's {target.hidden_size}"
+        )
+
+
+def _window(config: Mapping[str, Any]) -> int | None:
+    """``layer_types`` decide; without them ``use_sliding_window``, or else ``sliding_window``."""
+    window: int | None = config.get("sliding_window")
+    kinds = sorted(set(config.get("layer_types") or ()))
+    if kinds == ["full_attention"]:
+        return None
+    if kinds and kinds != ["sliding_attention"]:
+        raise UnsupportedModel(f"a draft with layers of the types {kinds} is not supported")
+    if not kinds and not config.get("use_sliding_window", window):
+        return None
+    if not kinds and "max_window_layers" in config:
+        raise UnsupportedModel(
+            "use_sliding_window with max_window_layers leaves open which draft layers have the "
+            "window; say so in layer_types"
+        )
+    if not window or window < 1:
+        raise DraftMismatch(f"a draft with sliding windows has sliding_window {window}")
+    return window
+
+
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    left, right = x.chunk(2, -1)
+    return x * cos + torch.cat((-right, left), -1) * sin

@@ -1,0 +1,49 @@
+"""Which draft a directory holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ..schema import UnsupportedModel
+from . import eagle1, eagle3, hf, mtp, standalone
+from .base import Draft, read_config
+
+_FORMATS: Mapping[str, Callable[[Path, Mapping[str, Any], hf.Target], Draft]] = {
+    "LlamaForCausalLMEagle3": eagle3.load,
+    "LlamaForCausalLMEagle": eagle1.load,
+    "Qwen2ForCausalLMEagle": eagle1.load,
+    "MiMoForCausalLM": mtp.load,
+    "MiMoMTP": mtp.load,
+}
+"""By the one name in a config's ``architectures``."""
+
+
+def load_draft(directory: Path, target: hf.Target) -> Draft:
+    """Load a draft from a local directory and check that it fits ``target``.
+
+    A causal language model that transformers knows is a draft, too.
+
+    Raises:
+        ConfigError: not a model directory.
+        UnsupportedModel: another kind of draft, a setting that is not supported, or a config that
+            leaves open what is meant.
+        DraftMismatch: weights that do not fit the draft's config or the target.
+    """
+    config = read_config(directory)
+    names = config.get("architectures")
+    name = str(names[0]) if isinstance(names, list) and len(names) == 1 else ""
+    if name in _FORMATS:
+        return _FORMATS[name](directory, config, target)
+    if not name.endswith("ForCausalLM"):
+        raise UnsupportedModel(
+            f"draft architecture {names}; supported are one of {', '.join(_FORMATS)}, and causal "
+            "language models"
+        )
+    if count := config.get("num_nextn_predict_layers"):
+        raise UnsupportedModel(
+            f"{name} with {count} prediction layers leaves open what is to draft: those, which are "
+            "not supported, or the model itself; if that, set num_nextn_predict_layers to 0"
+        )
+    return standalone.load(directory, target)

@@ -1,0 +1,76 @@
+"""EAGLE and EAGLE-2 (a tree over the same network): decoder layers fed by the target's last state.
+
+Li et al., "EAGLE: Speculative Sampling Requires Rethinking Feature Uncertainty" (2024), in the file
+format that SGLang serves (``LlamaForCausalLMEagle``, ``Qwen2ForCausalLMEagle``). The source is what
+the target's final norm returns; the draft has neither a first nor a final norm and no head of its
+own: its output is meant to be like the state that the target's head reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..schema import UnsupportedModel
+from . import hf
+from .base import Pools, Run, Source, weights_digest
+from .decoder import DecoderDraft, Shapes, Sizes, check_hidden, fed_by, read_weights
+
+
+class EagleDraft(DecoderDraft):
+    """A :class:`~kvkeep.models.base.Draft` of one stage, of one layer or several."""
+
+    def forward(
+        self,
+        stage: int,
+        tokens: Tensor,
+        source: Tensor | None,
+        runs: Sequence[Run],
+        pools: Mapping[str, Pools],
+    ) -> Tensor:
+        assert source is not None
+        memory = self._memory(stage, runs, pools)
+        hidden = mixed = self._linear(torch.cat((self._embed(tokens), source), -1), "fc")
+        for layer in range(self._layers):
+            if layer:
+                mixed = self._norm(hidden, f"layers.{layer}.input_layernorm")
+            hidden = self._decode(layer, f"layers.{layer}.", hidden, mixed, memory)
+        return hidden
+
+    def propose(self, hidden: Tensor) -> Tensor:
+        tokens: Tensor = self._target.head(hidden).argmax(-1)
+        return tokens
+
+
+def load(directory: Path, config: Mapping[str, Any], target: hf.Target) -> EagleDraft:
+    """See :func:`~kvkeep.models.drafts.load_draft`."""
+    sizes = Sizes.of(config, target)
+    check_hidden(sizes, target)
+    if "hot_vocab_size" in config:
+        raise UnsupportedModel("a draft with hot_vocab_size is not supported")
+    layers = config.get("num_hidden_layers", 1)
+    biased = "qkv" if "Qwen2" in config["architectures"][0] else ""
+    weights = read_weights(directory, _shapes(sizes, layers, biased, target.vocab_size))
+    aux_layers, digest = (target.num_layers,), weights_digest(directory, config)
+    stages = fed_by(Source.TARGET, 1)
+    return EagleDraft(config, weights, target, aux_layers, stages, layers, digest)
+
+
+def _shapes(sizes: Sizes, layers: int, biased: str, vocab: int) -> Shapes:
+    """A head in the file is a copy of the target's, and not used."""
+    hidden = sizes.hidden
+    shapes: Shapes = {
+        "fc.weight": (hidden, 2 * hidden),
+        "fc.bias?": (hidden,),
+        "embed_tokens.weight?": (vocab, hidden),
+        "lm_head.weight?": (vocab, hidden),
+    }
+    for layer in range(layers):
+        shapes |= sizes.shapes(f"layers.{layer}.", hidden, biased)
+        if layer:
+            shapes[f"layers.{layer}.input_layernorm.weight"] = (hidden,)
+    return shapes
