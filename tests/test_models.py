@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +13,12 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tiny_models import HIDDEN, PAGE, VOCAB, allocate, draft_tensors, save_draft, save_target
-from torch import Tensor
+from tiny_models import PAGE, VOCAB, allocate, save_target
 
 from kvkeep.models import hf
 from kvkeep.models.attention import Layout, Part
-from kvkeep.models.drafts import load_draft
 from kvkeep.models.hf import Target, load_target, load_tokenizer
-from kvkeep.schema import ConfigError, DraftMismatch, UnsupportedModel
+from kvkeep.schema import ConfigError, UnsupportedModel
 
 torch.set_num_threads(1)
 
@@ -63,7 +60,7 @@ def test_captured_features_are_layer_outputs(target: Target, directory: Path) ->
     states = model(tokens[None], output_hidden_states=True).hidden_states
     layout = Layout.of([Part(np.array([1, 0], np.int32), 0, 20)], PAGE, target.device)
     pools = allocate(target.group(PAGE), 2)
-    for layers in ((2, 0), (1,), ()):
+    for layers in ((2, 0), (4, 1), (1,), ()):
         target.capture(layers)
         logits, features = target.forward(
             tokens, layout, torch.tensor([], dtype=torch.int64), pools
@@ -168,102 +165,6 @@ def test_missing_weights_are_not_made_up(tmp_path: Path) -> None:
     save_file(weights, root / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(ConfigError, match=r"lacks weights: model\.norm\.weight"):
         load_target(root)
-
-
-def test_a_draft_says_what_it_is(target: Target, tmp_path: Path) -> None:
-    draft = load_draft(save_draft(tmp_path), target)
-    group = draft.group(PAGE)
-    assert draft.aux_layers == (0, 1, 2)
-    assert (group.name, group.sharded, group.required) == ("draft", False, False)
-    assert [(c.name, c.layers, c.shape) for c in group.components] == [
-        ("k", (0,), (PAGE, 2, 16)),
-        ("v", (0,), (PAGE, 2, 16)),
-        ("carry", (0,), (HIDDEN,)),
-    ]
-    tensors = draft_tensors()
-    tensors["norm.weight"][0] += 1
-    other = load_draft(save_draft(tmp_path / "b", tensors), target)
-    config = {"eagle_aux_hidden_state_layer_ids": [1, 0, 2]}
-    third = load_draft(save_draft(tmp_path / "c", eagle_config=config), target)
-    assert len({group.source, other.group(PAGE).source, third.group(PAGE).source}) == 3
-
-
-def test_without_ids_the_default_layers_are_read(tmp_path: Path) -> None:
-    deep = load_target(save_target(tmp_path / "target", "Llama", num_hidden_layers=8))
-    draft = load_draft(save_draft(tmp_path / "draft", eagle_config=None), deep)
-    assert draft.aux_layers == (1, 3, 4)
-
-
-def test_optional_tensors(target: Target, tmp_path: Path) -> None:
-    tensors = draft_tensors()
-    tensors["embed_tokens.weight"] = torch.zeros(VOCAB, HIDDEN)
-    tensors |= {
-        f"midlayer.self_attn.{name}_proj.bias": torch.ones(size)
-        for name, size in {"q": 64, "k": 32, "v": 32, "o": 64}.items()
-    }
-    tensors["lm_head.weight"] = torch.randn(VOCAB, HIDDEN)
-    del tensors["d2t"], tensors["t2d"]
-    root = save_draft(tmp_path, tensors, attention_bias=True, draft_vocab_size=None)
-    draft = load_draft(root, target)
-    states = torch.randn(3, HIDDEN)
-    normed = states * tensors["norm.weight"] / states.pow(2).mean(-1, keepdim=True).sqrt()
-    expected = (normed @ tensors["lm_head.weight"].T).argmax(-1)
-    assert draft.propose(states).tolist() == expected.tolist()
-
-
-Change = Callable[[dict[str, Tensor]], Any]
-MISFITS: dict[str, tuple[dict[str, Any], Change | None, type[ConfigError], str]] = {
-    "architecture": ({"architectures": ["LlamaForCausalLMEagle"]}, None, UnsupportedModel,
-        "LlamaForCausalLMEagle'"),
-    "layers": ({"num_hidden_layers": 2}, None, UnsupportedModel, "1 layer, not 2"),
-    "window": ({"sliding_window": 512}, None, UnsupportedModel, "sliding_window"),
-    "norm order": ({"norm_before_residual": True}, None, UnsupportedModel, "norm_before_residual"),
-    "activation": ({"hidden_act": "gelu"}, None, UnsupportedModel, "gelu"),
-    "not aux": ({"eagle_config": {"use_aux_hidden_state": False}}, None, UnsupportedModel,
-        "not EAGLE-3"),
-    "top-level ids": ({"eagle_aux_hidden_state_layer_ids": [1]}, None, UnsupportedModel,
-        "counts layers differently"),
-    "last layer": ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 1, 3]}}, None,
-        DraftMismatch, "below the last"),
-    "twice": ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 1, 1]}}, None,
-        DraftMismatch, "must differ"),
-    "default ids": ({"eagle_config": None}, None, DraftMismatch, "must differ"),
-    "rope": ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, None, UnsupportedModel,
-        "'dynamic'"),
-    "vocabulary": ({"vocab_size": 120}, None, DraftMismatch, "120 tokens, the target's 128"),
-    "heads": ({"num_key_value_heads": 3}, None, DraftMismatch, "4 draft heads"),
-    "no size": ({"hidden_size": 32}, None, DraftMismatch, "missing \\['embed_tokens.weight'"),
-    "missing": ({}, lambda t: t.pop("norm.weight"), DraftMismatch, "missing \\['norm.weight'\\]"),
-    "no d2t": ({}, lambda t: t.pop("d2t"), DraftMismatch, "missing \\['d2t'\\]"),
-    "unexpected": ({}, lambda t: t.update(medusa=torch.zeros(1)), DraftMismatch, "'medusa'"),
-    "bias": ({"attention_bias": True}, None, DraftMismatch, "q_proj.bias"),
-    "fc": ({}, lambda t: t.update({"fc.weight": torch.zeros(64, 64)}), DraftMismatch,
-        "fc.weight is \\(64, 64\\), expected \\(64, 192\\)"),
-    "t2d length": ({}, lambda t: t.update(t2d=torch.zeros(9, dtype=torch.bool)), DraftMismatch,
-        "t2d"),
-    "d2t range": ({}, lambda t: t["d2t"].add_(60), DraftMismatch, "d2t leads to"),
-    "d2t is ids": ({}, lambda t: t["t2d"].logical_not_(), DraftMismatch, "different tokens"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("case", MISFITS)
-def test_drafts_that_do_not_fit_are_named(case: str, target: Target, tmp_path: Path) -> None:
-    options, change, error, message = MISFITS[case]
-    tensors = draft_tensors()
-    if change is not None:
-        change(tensors)
-    root = save_draft(tmp_path, tensors, **options)
-    with pytest.raises(error, match=message):
-        load_draft(root, target)
-
-
-def test_a_draft_config_may_lack_nothing(target: Target, tmp_path: Path) -> None:
-    root = save_draft(tmp_path)
-    config = json.loads((root / "config.json").read_text())
-    del config["intermediate_size"]
-    (root / "config.json").write_text(json.dumps(config))
-    with pytest.raises(DraftMismatch, match="lacks intermediate_size"):
-        load_draft(root, target)
 
 
 def test_tokenizer(tmp_path: Path) -> None:
