@@ -33,7 +33,7 @@ class Sequence:
         |  KV is final  |  known, to run    |
 
     Draft rows cover ``[draft_from, computed)``, and row ``computed`` too once ``hidden`` is set:
-    row i needs only token i and the target's feature of token i - 1.
+    row i needs only token i and what the target made of tokens before.
     """
 
     request: Generate
@@ -42,8 +42,8 @@ class Sequence:
     buffer: NDArray[np.int32]  # capacity >= length; grows by doubling
     length: int  # known tokens: prompt and accepted
     computed: int = 0  # tokens whose target KV and draft rows are final
-    draft_from: int = 1  # first slot with a draft row that may be attended to
-    hidden: Any = None  # draft hidden state [hidden] that predicts token ``length``; the runner's
+    draft_from: int = 1  # first draft row that may be attended to, of a stage that is shifted by 1
+    hidden: Any = None  # draft outputs [stages * hidden] in row ``computed``; the runner's
     lease: Lease | None = None
     prefetch: Prefetch | None = None
     finish: str | None = None  # why it ended: "stop" or "length"

@@ -116,10 +116,9 @@ class Scheduler:
             seq.started = True
             seq.computed = lease.pages * self._page
             seq.draft_from = 1
-            for group in self._cache.schema.groups:  # rows before a gap's end are not there, and
-                if first := lease.valid_from(group.name):  # the first one after it has no source
-                    gone = first == lease.pages
-                    seq.draft_from = max(seq.draft_from, first * self._page + gone)
+            for group in self._cache.schema.groups:  # the first row after a gap has no source
+                if first := lease.valid_from(group.name):
+                    seq.draft_from = max(seq.draft_from, first * self._page + 1)
             if seq.explanation is None:
                 seq.explanation = lease.explanation
                 seq.times.scheduled = time.monotonic()

@@ -75,6 +75,11 @@ class Stage(NamedTuple):
     shift: int  # of stage k: k + 1, or 0 where the source is nothing
     source: Source
 
+    @property
+    def lag(self) -> int:
+        """Tokens from a row's source to the row's own, in what feeds the stage."""
+        return 1 if self.source is Source.PREVIOUS else self.shift
+
 
 class Draft(Protocol):
     """A draft network. Called on the engine's thread, inside ``torch.inference_mode``.
