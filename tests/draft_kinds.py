@@ -145,15 +145,13 @@ class Rows:
 class Reference:
     """What a draft of one kind computes for a text, in whole sequences."""
 
-    def __init__(self, kind: Kind, target: Path, draft: Path) -> None:
-        import transformers
-
-        load = transformers.AutoModelForCausalLM.from_pretrained
-        self.kind = kind
-        self.target = load(target)
-        self.config = json.loads((draft / "config.json").read_text())
+    def __init__(self, kind: Kind, target: Any, draft: Path) -> None:
+        """``target``: transformers' model."""
+        self.kind, self.target = kind, target
         if kind.fed == ("nothing",):
-            self.model = load(draft)
+            import transformers
+
+            self.model = transformers.AutoModelForCausalLM.from_pretrained(draft)
         else:
             prefix = "model.mtp_layers."
             self.w = {

@@ -52,17 +52,24 @@ def texts(target_directory: Path) -> list[list[int]]:
     return [a + b for a, b in zip(prompts, new, strict=True)]
 
 
+@pytest.fixture(scope="module")
+def plain_target(target_directory: Path) -> Any:
+    import transformers
+
+    return transformers.AutoModelForCausalLM.from_pretrained(target_directory)
+
+
 @pytest.fixture(scope="module", params=KINDS)
 def case(
     request: pytest.FixtureRequest,
     target: Target,
-    target_directory: Path,
+    plain_target: Any,
     texts: list[list[int]],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Case:
     kind = KINDS[request.param]
     directory = kind.save(tmp_path_factory.mktemp("models") / "draft")
-    reference = Reference(kind, target_directory, directory)
+    reference = Reference(kind, plain_target, directory)
     prompts = [text[:n] for text, n in zip(texts, LENGTHS, strict=True)]
     return Case(kind, target, load_draft(directory, target), reference, prompts, texts)
 
