@@ -78,7 +78,7 @@ class Bench:
     """A runner with its own pools, and leases with slots in random order."""
 
     def __init__(self, target: Target, draft: Any = None, steps: int = 4, seed: int = 0) -> None:
-        groups = [one.group(PAGE) for one in (target, draft) if one is not None]
+        groups = [*target.groups(PAGE), *([draft.group(PAGE)] if draft else [])]
         self.pools = {g.name: allocate(g, SLOTS) for g in groups}
         self._free = {
             g.name: np.random.default_rng([seed, i]).permutation(SLOTS).astype(np.int32)
