@@ -201,18 +201,20 @@ def test_texts_are_greedy_continuations(family: Family) -> None:
     assert out[0].tolist() == family.texts[0]
 
 
+def zeros(bench: Bench) -> dict[str, dict[str, list[Tensor]]]:
+    """Pools of running states, with nothing run yet."""
+    return {g.name: allocate(g, SLOTS, 0) for g in bench.groups if g.working}
+
+
 @torch.inference_mode()
 def logits_of(target: Target, text: list[int], chunk: int) -> Tensor:
     """``[len(text), vocab]``: chunks of the prompt, then single tokens."""
     bench, at, found = Bench(target, seed=chunk), 0, []
-    lease = bench.lease()
-    for tensors in bench.pools.get("state", {}).values():
-        for pool in tensors:
-            pool[lease.working("state")] = 0
+    lease, pools = bench.lease(), bench.pools | zeros(bench)
     while at < len(text):
         end = min(at + chunk, LENGTHS[0]) if at < LENGTHS[0] else at + 1
         run = Run(lease, at, end - at, keep=end - at)
-        found.append(target.forward(torch.tensor(text[at:end]), [run], bench.pools)[0])
+        found.append(target.forward(torch.tensor(text[at:end]), [run], pools)[0])
         target.store([0])
         at = end
     return torch.cat(found)
@@ -223,6 +225,26 @@ def test_logits_at_every_position(family: Family, chunk: int) -> None:
     text = family.texts[0]
     found = logits_of(family.target, text, chunk)
     torch.testing.assert_close(found, family.logits(text), atol=1e-4, rtol=0)
+
+
+@torch.inference_mode()
+def test_features_are_layer_outputs(family: Family) -> None:
+    text = torch.tensor(family.texts[0])
+    states = family.model(text[None], output_hidden_states=True).hidden_states
+    bench = Bench(family.target)
+    parts = [Run(bench.lease(), 0, n) for n in (20, 33)]  # the prompt's beginning, twice
+    for layers in ((2, 0), (1,), ()):
+        family.target.capture(layers)
+        both = torch.cat([text[: run.rows] for run in parts])
+        logits, features = family.target.forward(both, parts, bench.pools | zeros(bench))
+        assert logits.shape == (0, VOCAB)
+        if not layers:
+            assert features is None
+            continue
+        assert features is not None
+        expected = torch.cat([states[layer + 1][0] for layer in layers], -1)
+        for run, found in zip(parts, torch.split(features, [20, 33]), strict=True):
+            torch.testing.assert_close(found, expected[: run.rows], atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("chunk", CHUNKS)

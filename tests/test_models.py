@@ -10,7 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -18,15 +17,12 @@ from tiny_models import (
     HIDDEN,
     PAGE,
     VOCAB,
-    FakeLease,
-    allocate,
     draft_tensors,
     save_draft,
     save_target,
 )
 from torch import Tensor
 
-from kvkeep.models.base import Run
 from kvkeep.models.eagle3 import load_draft
 from kvkeep.models.hf import Target, load_target, load_tokenizer
 from kvkeep.schema import ConfigError, DraftMismatch, UnsupportedModel
@@ -60,27 +56,6 @@ def test_a_target_says_what_it_is(target: Target) -> None:
     assert [(c.name, c.layers, c.shape, c.dtype) for c in group.components] == [
         (name, (0, 1, 2, 3), (PAGE, 2, 16), "F32") for name in "kv"
     ]
-
-
-@torch.inference_mode()
-def test_captured_features_are_layer_outputs(target: Target, directory: Path) -> None:
-    import transformers
-
-    model = transformers.AutoModelForCausalLM.from_pretrained(directory)
-    tokens = torch.arange(3, 23)
-    states = model(tokens[None], output_hidden_states=True).hidden_states
-    (group,) = target.groups(PAGE)
-    runs = [Run(FakeLease({"full": np.array([1, 0], np.int32)}), 0, 20)]
-    pools = {"full": allocate(group, 2)}
-    for layers in ((2, 0), (1,), ()):
-        target.capture(layers)
-        logits, features = target.forward(tokens, runs, pools)
-        assert logits.shape == (0, VOCAB)
-        if not layers:
-            assert features is None
-            continue
-        expected = torch.cat([states[layer + 1][0] for layer in layers], -1)
-        torch.testing.assert_close(features, expected, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

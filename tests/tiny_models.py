@@ -29,14 +29,6 @@ SHAPE = {
     "max_position_embeddings": 2048,
 }
 MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
-FAMILIES: dict[str, dict[str, Any]] = {
-    "Llama": {},
-    "Qwen2": {},
-    "Qwen3": {"head_dim": 16},
-    "Mistral": {"sliding_window": None, "head_dim": 16},
-    "Qwen3Moe": {"head_dim": 16, **MOE},
-}
-
 MIXED = {
     "head_dim": 16,
     "sliding_window": 12,
@@ -60,6 +52,7 @@ DELTA = {
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {}),
     "qwen3": ("Qwen3", {"head_dim": 16}),
+    "qwen3-moe": ("Qwen3Moe", {"head_dim": 16, **MOE}),
     "mistral": ("Mistral", {"head_dim": 16, "sliding_window": 12}),
     "gemma2": ("Gemma2", {**GEMMA, "attn_logit_softcapping": 2.0}),
     "gemma3": ("Gemma3Text", GEMMA),

@@ -21,6 +21,7 @@ import torch
 
 from ..models.base import Pools, Run
 from ..models.target import Target
+from ..schema import InvariantError
 from .request import Sequence
 
 
@@ -50,8 +51,10 @@ class RunningStates:
         for group in self._groups:
             working = int(seq.lease.working(group)[0])
             if seq.computed:
-                last = seq.computed // self._page_tokens - 1
-                self._copy(group, int(seq.lease.slots(group)[last]), working)
+                snapshot = int(seq.lease.slots(group)[seq.computed // self._page_tokens - 1])
+                if snapshot < 0:
+                    raise InvariantError(f"a hit of {seq.computed} tokens without their {group}")
+                self._copy(group, snapshot, working)
             else:
                 for tensors in self._pools[group].values():
                     for pool in tensors:

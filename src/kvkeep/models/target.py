@@ -122,7 +122,8 @@ class Target:
             return logits[0], None if features is None else features[0]
         self._scratch = []
         parts = torch.split(tokens, [run.rows for run in runs])
-        logits_of, features_of = [tokens] * len(runs), [tokens] * len(runs)
+        logits_of: dict[int, Tensor] = {}
+        features_of: dict[int, Tensor] = {}
         for rows in sorted({run.rows for run in runs}):  # equally long ones run side by side
             which = [i for i, run in enumerate(runs) if run.rows == rows]
             mine = [runs[i] for i in which]
@@ -135,7 +136,11 @@ class Target:
                 logits_of[i] = logits[at, most - runs[i].keep :]
                 if features is not None:
                     features_of[i] = features[at]
-        return torch.cat(logits_of), torch.cat(features_of) if self._features else None
+        order = range(len(runs))
+        return (
+            torch.cat([logits_of[i] for i in order]),
+            torch.cat([features_of[i] for i in order]) if features_of else None,
+        )
 
     def store(self, which: Sequence[int]) -> None:
         """The last :meth:`forward`'s rows of these runs, by index, are part of their sequences:
