@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from kvkeep.engine.messages import Generate, Sampling
 from kvkeep.engine.request import Sequence
+from kvkeep.media.memory import TORCH_DTYPES
 from kvkeep.schema import Group
 
 VOCAB, HIDDEN, PAGE = 128, 64, 16
@@ -27,15 +28,46 @@ SHAPE = {
     "num_key_value_heads": 2,
     "max_position_embeddings": 2048,
 }
-FAMILIES: dict[str, dict[str, Any]] = {
-    "Llama": {},
-    "Qwen2": {},
-    "Qwen3": {"head_dim": 16},
-    "Mistral": {"sliding_window": None, "head_dim": 16},
-    "Qwen3Moe": {
-        "head_dim": 16, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
-    },
+MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+MIXED = {
+    "head_dim": 16,
+    "sliding_window": 12,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+}
+GEMMA = {**MIXED, "query_pre_attn_scalar": 16, "tie_word_embeddings": False}
+MLA = {
+    "num_key_value_heads": 4, "q_lora_rank": 32, "kv_lora_rank": 24, "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 16, "v_head_dim": 16, "n_routed_experts": 4, "num_experts_per_tok": 2,
+    "n_group": 1, "topk_group": 1, "moe_intermediate_size": 32, "first_k_dense_replace": 1,
+    "n_shared_experts": 1,
 }  # fmt: skip
+MAMBA = {
+    "mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 16, "mamba_n_groups": 1,
+    "mamba_chunk_size": 16,
+}  # fmt: skip
+DELTA = {
+    "head_dim": 16, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16, "linear_value_head_dim": 16,
+}  # fmt: skip
+KINDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("Llama", {}),
+    "qwen3": ("Qwen3", {"head_dim": 16}),
+    "qwen3-moe": ("Qwen3Moe", {"head_dim": 16, **MOE}),
+    "mistral": ("Mistral", {"head_dim": 16, "sliding_window": 12}),
+    "gemma2": ("Gemma2", {**GEMMA, "attn_logit_softcapping": 2.0}),
+    "gemma3": ("Gemma3Text", GEMMA),
+    "gpt-oss": ("GptOss", {**MIXED, "num_local_experts": 4, "num_experts_per_tok": 2}),
+    "deepseek-v2": ("DeepseekV2", MLA),
+    "deepseek-v3": ("DeepseekV3", MLA),
+    "qwen3-next": ("Qwen3Next", {**DELTA, **MOE, "shared_expert_intermediate_size": 32,
+        "layer_types": ["linear_attention", "full_attention"] * 2}),
+    "lfm2": ("Lfm2", {"layer_types": ["conv", "full_attention"] * 2}),
+    "bamba": ("Bamba", {**MAMBA, "attn_layer_indices": [1, 3]}),
+    "falcon-h1": ("FalconH1", {**MAMBA, "mamba_d_ssm": 128, "head_dim": 16}),
+    "granitemoehybrid": ("GraniteMoeHybrid", {**MAMBA, "layer_types": ["mamba", "attention"] * 2,
+        "num_local_experts": 0, "shared_intermediate_size": 64}),
+}  # fmt: skip
+"""One of each kind of state and each way transformers writes it: class prefix, and its config."""
 
 
 def save_target(directory: Path, family: str, **overrides: Any) -> Path:
@@ -49,6 +81,9 @@ def save_target(directory: Path, family: str, **overrides: Any) -> Path:
         for weight in model.parameters():
             if weight.dim() >= 2:
                 weight.normal_(0, 0.15)
+        for name, weight in model.named_parameters():
+            if "sinks" in name:
+                weight.normal_()
     model.save_pretrained(directory)
     return directory
 
@@ -106,18 +141,24 @@ def save_draft(directory: Path, tensors: dict[str, Tensor] | None = None, **over
 def allocate(group: Group, slots: int, fill: float = torch.nan) -> dict[str, list[Tensor]]:
     """Pools of ``group``, filled with what must never be read."""
     return {
-        c.name: [torch.full((slots, *c.shape), fill) for _ in c.layers] for c in group.components
+        c.name: [torch.full((slots, *c.shape), fill).to(TORCH_DTYPES[c.dtype]) for _ in c.layers]
+        for c in group.components
     }
 
 
 @dataclass
 class FakeLease:
-    """The two methods of a lease that the runner calls."""
+    """What the runner reads of a lease."""
 
     tables: dict[str, NDArray[np.int32]]
+    workers: dict[str, NDArray[np.int32]] = field(default_factory=dict)
+    cuts: list[int] = field(default_factory=list)
 
     def slots(self, group: str) -> NDArray[np.int32]:
         return self.tables[group]
+
+    def working(self, group: str) -> NDArray[np.int32]:
+        return self.workers[group]
 
     def valid_from(self, group: str) -> int:
         return 0

@@ -75,7 +75,7 @@ def _name(directory: Path) -> str:
 
 
 def _schema(config: EngineConfig, target: Target, draft: Draft | None) -> Schema:
-    groups = [target.group(config.page_size)]
+    groups = [*target.groups(config.page_size)]
     if draft is not None:
         groups += draft.groups(config.page_size)
     return Schema(Identity(target.digest), config.page_size, tuple(groups))

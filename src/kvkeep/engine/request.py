@@ -48,6 +48,8 @@ class Sequence:
     prefetch: Prefetch | None = None
     finish: str | None = None  # why it ended: "stop" or "length"
     started: bool = False  # computing has begun under this lease
+    warm: bool = False  # running states hold what ``computed`` tokens left; the runner's
+    snapshots: list[int] = field(default_factory=list)  # pages that got one, until the commit
     reached: int = 0  # the most tokens ever computed; computing one again is a recompute
     explanation: Explanation | None = None  # of the first lease
     preemptions: int = 0

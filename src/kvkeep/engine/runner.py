@@ -9,12 +9,12 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from ..models.attention import Layout, Part
-from ..models.base import Draft, Pools
-from ..models.hf import Target
+from ..models.base import Draft, Pools, Run
+from ..models.target import Target
 from .request import Sequence
 from .sampling import Draw, sample
 from .speculation import Chain, Rebuild, Speculator
+from .states import Ran, RunningStates
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +59,8 @@ class Runner:
         num_steps: int,
     ) -> None:
         self._target = target
-        self._group = target.group(page_tokens).name
-        self._pools = pools[self._group]
-        self._page_tokens = page_tokens
+        self._pools = pools
+        self._states = RunningStates(target, pools, page_tokens)
         self._num_steps = num_steps
         self._speculator: Speculator | None = None
         if draft is not None:
@@ -77,45 +76,38 @@ class Runner:
         Args:
             work: at least one; each of another sequence.
         """
+        for one in work:
+            self._states.start(one.seq)
         proposals = self._propose(work)
-        parts, runs, keep, draws = [], [], [], []
-        rows = 0
+        tokens, runs, draws = [], [], []
         for one, chain in zip(work, proposals, strict=True):
             seq = one.seq
             assert seq.lease is not None
             known = seq.buffer[seq.computed : seq.computed + one.chunk]
-            runs.append(np.concatenate((known, chain or ())).astype(np.int64))
-            parts.append(Part(seq.lease.slots(self._group), seq.computed, len(runs[-1])))
-            if one.draws:
-                keep.append(np.arange(rows + one.chunk - 1, rows + len(runs[-1])))
-                draws += [
-                    Draw(seq.request.sampling, seq.seed, seq.length + i)
-                    for i in range(len(keep[-1]))
-                ]
-            rows += len(runs[-1])
-        device = self._target.device
-        logits, features = self._target.forward(
-            torch.from_numpy(np.concatenate(runs)).to(device),
-            Layout.of(parts, self._page_tokens, device),
-            torch.from_numpy(np.concatenate([np.zeros(0, np.int64), *keep])).to(device),
-            self._pools,
-        )
+            tokens.append(np.concatenate((known, chain or ())).astype(np.int64))
+            keep = 1 + len(chain or ()) if one.draws else 0
+            draws += [Draw(seq.request.sampling, seq.seed, seq.length + i) for i in range(keep)]
+            runs.append(Run(seq.lease, seq.computed, len(tokens[-1]), keep))
+        packed = torch.from_numpy(np.concatenate(tokens)).to(self._target.device)
+        logits, features = self._target.forward(packed, runs, self._pools)
         drawn = iter(sample(logits, draws).tolist())
-        advances, rebuilds = [], []
+        advances, rebuilds, ran = [], [], []
         rows = 0
         for one, chain, run in zip(work, proposals, runs, strict=True):
             seq = one.seq
-            tokens = _accept(chain or [], drawn) if one.draws else []
+            new = _accept(chain or [], drawn) if one.draws else []
             rebuilds.append(Rebuild(seq, seq.computed, rows, one.draws))
-            seq.computed += one.chunk + max(len(tokens) - 1, 0)
-            seq.extend(tokens)
+            seq.computed += one.chunk + max(len(new) - 1, 0)
+            seq.extend(new)
             if chain is not None:
                 seq.rounds += 1
-                seq.emitted_in_rounds += len(tokens)
+                seq.emitted_in_rounds += len(new)
                 if seq.request.report_proposals:
                     seq.proposals.append(chain)
-            advances.append(Advance(tokens, chain))
-            rows += len(run)
+            advances.append(Advance(new, chain))
+            rows += run.rows
+            ran.append(Ran(seq, run.start, run.rows))
+        self._states.settle(ran)
         if self._speculator is not None:
             self._speculator.rebuild(rebuilds, features)
         return advances

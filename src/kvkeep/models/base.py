@@ -26,6 +26,14 @@ DTYPE_NAMES: Mapping[torch.dtype, str] = {
 }
 """safetensors' names of the dtypes that models run in."""
 
+KV_DTYPES: Mapping[str, str] = {
+    "float32": "F32",
+    "bfloat16": "BF16",
+    "float16": "F16",
+    "fp8_e4m3": "F8_E4M3",
+}
+"""What keys and values may be kept in, and safetensors' names for it."""
+
 _NOT_FORWARD = {
     "_name_or_path", "bos_token_id", "dtype", "eos_token_id", "pad_token_id", "torch_dtype",
     "transformers_version", "use_cache",
@@ -39,6 +47,9 @@ class Tables(Protocol):
     def slots(self, group: str) -> NDArray[np.int32]:
         """``[pages]`` slots of a group; -1: the page has none."""
 
+    def working(self, group: str) -> NDArray[np.int32]:
+        """``[Group.working]`` slots of the running state, which pages do not share."""
+
 
 class Run(NamedTuple):
     """One sequence's rows in a pass."""
@@ -48,6 +59,21 @@ class Run(NamedTuple):
     rows: int  # at least 1
     keep: int = 0  # last rows whose logits are wanted
     first: int = 0  # positions before are never read
+
+
+class Step(Protocol):
+    """What a model's layers meet in one pass: its attention function and its cache object.
+
+    Heads lie before positions, as in transformers: ``[batch, heads, rows, dim]``.
+    """
+
+    def update(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """New rows as they are cached; returns what the layer goes on with."""
+
+    def attend(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, options: Mapping[str, Any]
+    ) -> Tensor:
+        """``[batch, rows, heads, value dim]``."""
 
 
 class Source(enum.Enum):

@@ -16,6 +16,7 @@ from ..schema import Component, DraftMismatch, Group, UnsupportedModel
 from . import attention, hf
 from .attention import Layout, Part
 from .base import Pools, Run, Source, Stage
+from .target import Target
 
 Shapes = dict[str, tuple[int, ...]]
 """Tensors that a draft's config asks for; names of those that may be absent end in "?"."""
@@ -38,7 +39,7 @@ class Sizes:
     window: int | None  # positions that a row sees, its own included; None: all up to its own
 
     @classmethod
-    def of(cls, config: Mapping[str, Any], target: hf.Target) -> Sizes:
+    def of(cls, config: Mapping[str, Any], target: Target) -> Sizes:
         """Read and check what every draft's ``config.json`` says.
 
         Raises:
@@ -114,7 +115,7 @@ class DecoderDraft:
         self,
         config: Mapping[str, Any],
         weights: Mapping[str, Tensor],
-        target: hf.Target,
+        target: Target,
         aux_layers: tuple[int, ...],
         stages: tuple[Stage, ...],
         layers: int,
@@ -230,7 +231,7 @@ def read_weights(directory: Path, shapes: Shapes, prefix: str = "") -> dict[str,
     return weights
 
 
-def check_hidden(sizes: Sizes, target: hf.Target) -> None:
+def check_hidden(sizes: Sizes, target: Target) -> None:
     """A draft that uses the target's output as it is, and its head, has its hidden size."""
     if sizes.hidden != target.hidden_size:
         raise DraftMismatch(

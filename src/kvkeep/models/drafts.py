@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from ..schema import UnsupportedModel
-from . import eagle1, eagle3, hf, mtp, standalone
+from . import eagle1, eagle3, mtp, standalone
 from .base import Draft, read_config
+from .target import Target
 
-_FORMATS: Mapping[str, Callable[[Path, Mapping[str, Any], hf.Target], Draft]] = {
+_FORMATS: Mapping[str, Callable[[Path, Mapping[str, Any], Target], Draft]] = {
     "LlamaForCausalLMEagle3": eagle3.load,
     "LlamaForCausalLMEagle": eagle1.load,
     "Qwen2ForCausalLMEagle": eagle1.load,
@@ -20,7 +21,7 @@ _FORMATS: Mapping[str, Callable[[Path, Mapping[str, Any], hf.Target], Draft]] = 
 """By the one name in a config's ``architectures``."""
 
 
-def load_draft(directory: Path, target: hf.Target) -> Draft:
+def load_draft(directory: Path, target: Target) -> Draft:
     """Load a draft from a local directory and check that it fits ``target``.
 
     A causal language model that transformers knows is a draft, too.

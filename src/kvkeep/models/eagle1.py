@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from ..schema import UnsupportedModel
-from . import hf
 from .base import Pools, Run, Source, weights_digest
 from .decoder import DecoderDraft, Shapes, Sizes, check_hidden, fed_by, read_weights
+from .target import Target
 
 
 class EagleDraft(DecoderDraft):
@@ -46,7 +46,7 @@ class EagleDraft(DecoderDraft):
         return tokens
 
 
-def load(directory: Path, config: Mapping[str, Any], target: hf.Target) -> EagleDraft:
+def load(directory: Path, config: Mapping[str, Any], target: Target) -> EagleDraft:
     """See :func:`~kvkeep.models.drafts.load_draft`."""
     sizes = Sizes.of(config, target)
     check_hidden(sizes, target)

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from ..schema import DraftMismatch, UnsupportedModel
-from . import hf
 from .base import Pools, Run, Source, weights_digest
 from .decoder import DecoderDraft, Shapes, Sizes, fed_by, read_weights
+from .target import Target
 
 _PREFIX = "midlayer."
 
@@ -29,7 +29,7 @@ class Eagle3Draft(DecoderDraft):
         self,
         config: Mapping[str, Any],
         weights: Mapping[str, Tensor],
-        target: hf.Target,
+        target: Target,
         aux_layers: tuple[int, ...],
         digest: str,
     ) -> None:
@@ -58,7 +58,7 @@ class Eagle3Draft(DecoderDraft):
         return self._ids[self._linear(self._norm(hidden, "norm"), "lm_head").argmax(-1)]
 
 
-def load(directory: Path, config: Mapping[str, Any], target: hf.Target) -> Eagle3Draft:
+def load(directory: Path, config: Mapping[str, Any], target: Target) -> Eagle3Draft:
     """See :func:`~kvkeep.models.drafts.load_draft`."""
     sizes = Sizes.of(config, target)
     _check_config(config)
@@ -102,7 +102,7 @@ def _aux_layers(config: Mapping[str, Any], num_layers: int) -> tuple[int, ...]:
     return ids
 
 
-def _shapes(config: Mapping[str, Any], sizes: Sizes, features: int, target: hf.Target) -> Shapes:
+def _shapes(config: Mapping[str, Any], sizes: Sizes, features: int, target: Target) -> Shapes:
     hidden = sizes.hidden
     vocab = config.get("draft_vocab_size") or target.vocab_size
     biased = "qkvo" if config.get("attention_bias") else ""

@@ -1,42 +1,47 @@
 """Everything that touches Hugging Face transformers; no other file imports it.
 
-A target model is transformers' own code with one thing exchanged: its attention function. Rows of
-many sequences are packed into one ``[1, rows]`` forward pass without a cache object, and our
-function keeps keys and values in the page pools. Whether a model can be run like this is not
-looked up in a list: it is *tried* when the model is loaded, against the model's own attention.
+A target model is transformers' own code with two things exchanged: its attention function and its
+cache object. Both hand over to a :class:`~kvkeep.models.base.Step`. Whether a model can be run like
+this is not looked up in a list: what it keeps is found by watching, and that nothing else matters
+is *tried* when the model is loaded, against the model's own attention.
 
 Transformers is imported inside functions, as that takes seconds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..schema import Component, ConfigError, Group, UnsupportedModel
-from . import attention
-from .attention import Layout, Part
-from .base import DTYPE_NAMES, Pools, read_config, weights_digest
+from ..schema import ConfigError, UnsupportedModel
+from .base import DTYPE_NAMES, KV_DTYPES, Step, read_config, weights_digest
+from .proof import expected_logits, prove, short_windows
+from .survey import Inventory, Survey, states
+from .target import StepCache, Target
+
+__all__ = ["Target", "load_target", "load_tokenizer", "rope"]
 
 _OURS = "kvkeep"  # our attention function's name in transformers' registry
-_STATE_ATTRIBUTES = {
-    "kv_lora_rank": "multi-head latent attention (MLA)",
-    "mamba_d_state": "Mamba layers",
-    "quantization_config": "quantised weights",
-}  # config attributes that name state or weights which only full attention in plain dtypes lacks
+_LAYERS = {
+    "full_attention", "sliding_attention", "linear_attention", "conv", "hybrid", "attention",
+    "mamba", "moe", "mlp",
+}  # fmt: skip
+"""Kinds of layers whose state is what our attention function or a recurrent layer keeps."""
+
+_REFUSED = {"jamba": "its scan takes no initial state in transformers, so no state can be resumed"}
 
 
-class _Step(NamedTuple):
-    """What one forward pass hands to every attention call."""
-
-    layout: Layout
-    pools: Pools
+def _attention(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, _mask: Tensor | None, **options: Any
+) -> tuple[Tensor, None]:
+    """transformers' attention signature."""
+    step: Step = options["ctx"]
+    return step.attend(module.layer_idx, query, key, value, options), None
 
 
 @cache
@@ -46,109 +51,24 @@ def _register() -> None:
     AttentionInterface.register(_OURS, _attention)  # and no mask function: masks stay None
 
 
-def _attention(
-    module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **options: Any
-) -> tuple[Tensor, None]:
-    """transformers' attention signature: ``[1, heads, rows, head_dim]`` to ``[1, rows, ...]``."""
-    for name in ("sliding_window", "softcap", "s_aux"):
-        if options.get(name) is not None:
-            raise UnsupportedModel(f"attention with {name} is not supported")
-    step: _Step = options["ctx"]
-    layer = module.layer_idx
-    keys, values = step.pools["k"][layer], step.pools["v"][layer]
-    if key.shape[1::2] != keys.shape[2:] or value.shape[1::2] != values.shape[2:]:
-        raise UnsupportedModel(
-            f"layer {layer} has keys {tuple(key.shape[1::2])} and values "
-            f"{tuple(value.shape[1::2])}, but its config says {tuple(keys.shape[2:])}"
-        )
-    attention.write(keys, key[0].transpose(0, 1), step.layout)
-    attention.write(values, value[0].transpose(0, 1), step.layout)
-    scale = options.get("scaling") or key.shape[-1] ** -0.5
-    return attention.attend(query[0].transpose(0, 1), keys, values, step.layout, scale)[None], None
+def _cache(config: Any, step: Step) -> StepCache:
+    """A cache object that keeps recurrent layers' tensors, and no keys and values."""
+    from transformers import DynamicCache
 
+    class Stepping(DynamicCache):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__(config=config)
+            self.step = step
 
-class Target:
-    """A causal language model whose layers are all full attention.
+        def update(
+            self, key: Tensor, value: Tensor, layer_idx: int, *_args: Any, **_options: Any
+        ) -> tuple[Tensor, Tensor]:
+            return self.step.update(layer_idx, key, value)
 
-    Called on the engine's thread, inside ``torch.inference_mode``.
-    """
+        def get_seq_length(self, layer_idx: int = 0) -> int:
+            return 0  # only asked for positions and masks, which are given
 
-    def __init__(self, model: Any, digest: str, eos_ids: frozenset[int]) -> None:
-        config = model.config
-        self.digest = digest  # of weights and configuration, 32 hex digits
-        self.eos_ids = eos_ids
-        self.dtype: torch.dtype = model.dtype
-        self.device: torch.device = model.device
-        self.vocab_size: int = config.vocab_size
-        self.context_length: int = config.max_position_embeddings
-        self.hidden_size: int = config.hidden_size
-        self.num_layers: int = config.num_hidden_layers
-        heads: int = config.num_attention_heads
-        self.kv_heads: int = getattr(config, "num_key_value_heads", None) or heads
-        self.head_dim: int = getattr(config, "head_dim", None) or self.hidden_size // heads
-        self.embedding: Tensor = model.get_input_embeddings().weight  # [vocab, hidden]
-        self.head: nn.Module = model.get_output_embeddings()  # [rows, hidden] to [rows, vocab]
-        self._model = model
-        self._features: dict[int, Tensor] = {}
-        self._hooks: list[Any] = []
-
-    @property
-    def dtype_name(self) -> str:
-        """safetensors' name of the dtype that the model runs in."""
-        return DTYPE_NAMES[self.dtype]
-
-    def group(self, page_tokens: int) -> Group:
-        """``k`` and ``v`` of every layer, ``[page_tokens, kv_heads, head_dim]``."""
-        layers, shape = tuple(range(self.num_layers)), (page_tokens, self.kv_heads, self.head_dim)
-        return Group("full", tuple(Component(n, layers, shape, self.dtype_name) for n in "kv"))
-
-    def capture(self, layers: Sequence[int]) -> None:
-        """From now on :meth:`forward` returns the outputs of these layers, in this order.
-
-        The one after the last, ``num_layers``, stands for the final norm's output.
-        """
-        stack = next(
-            m for m in self._model.modules()
-            if isinstance(m, nn.ModuleList) and len(m) == self.num_layers
-        )  # fmt: skip
-
-        def keep(layer: int) -> Callable[[Any, Any, Any], None]:
-            def hook(_module: Any, _args: Any, out: Any) -> None:
-                self._features[layer] = out if isinstance(out, Tensor) else out[0]
-
-            return hook
-
-        modules = (*stack, self._model.base_model)
-
-        for handle in self._hooks:
-            handle.remove()
-        self._features = dict.fromkeys(layers, torch.empty(0))
-        self._hooks = [modules[layer].register_forward_hook(keep(layer)) for layer in layers]
-
-    def forward(
-        self, tokens: Tensor, layout: Layout, keep: Tensor, pools: Pools
-    ) -> tuple[Tensor, Tensor | None]:
-        """Run packed rows of many sequences, writing their keys and values into ``pools``.
-
-        Args:
-            tokens: ``[rows]`` int64.
-            layout: where the rows go and what they see.
-            keep: ``[kept]`` int64, rows whose logits are wanted; may be empty.
-            pools: components ``k`` and ``v`` of :meth:`group`.
-
-        Returns:
-            Logits ``[kept, vocab]`` float32, and the captured layers' outputs side by side
-            ``[rows, layers * hidden]``, or None without :meth:`capture`.
-        """
-        out = self._model(
-            input_ids=tokens[None],
-            position_ids=layout.positions[None],
-            logits_to_keep=keep,
-            use_cache=False,
-            ctx=_Step(layout, pools),
-        )
-        features = [feature[0] for feature in self._features.values()]
-        return out.logits[0].float(), torch.cat(features, -1) if features else None
+    return Stepping()
 
 
 def load_tokenizer(directory: Path) -> Any:
@@ -170,13 +90,17 @@ def load_tokenizer(directory: Path) -> Any:
     return tokenizer
 
 
-def load_target(directory: Path, dtype: str = "auto", device: str = "auto") -> Target:
+def load_target(
+    directory: Path, dtype: str = "auto", device: str = "auto", kv_dtype: str = "auto"
+) -> Target:
     """Load a causal language model from a local directory and prove that it can be served.
 
     Args:
         directory: ``config.json`` and ``*.safetensors`` in Hugging Face layout.
         dtype: "float32", "bfloat16", "float16", or "auto": float32 on a CPU, else the model's.
         device: "cpu", "cuda", or "auto".
+        kv_dtype: what keys and values are kept in: "float32", "bfloat16", "float16", "fp8_e4m3",
+            or "auto": the model's. Recurrent state keeps the dtype that the model gives it.
 
     Raises:
         ConfigError: not a model directory, or weights are missing.
@@ -209,11 +133,48 @@ def load_target(directory: Path, dtype: str = "auto", device: str = "auto") -> T
     if info["missing_keys"]:
         raise ConfigError(f"{directory} lacks weights: {', '.join(sorted(info['missing_keys']))}")
     model.to(place).eval().requires_grad_(False)
+    try:
+        cache, inventory = _examine(model)
+    except UnsupportedModel as error:
+        raise UnsupportedModel(f"{config.model_type}: {error}") from error
+    name = DTYPE_NAMES[model.dtype] if kv_dtype == "auto" else KV_DTYPES[kv_dtype]
     eos = (model.generation_config.eos_token_id, config.eos_token_id)
     ids = {i for one in eos if one is not None for i in ([one] if isinstance(one, int) else one)}
-    target = Target(model, weights_digest(directory, raw), frozenset(ids))
-    _prove(model, target)
-    return target
+    return Target(model, cache, inventory, name, weights_digest(directory, raw), frozenset(ids))
+
+
+@torch.inference_mode()
+def _examine(model: Any) -> tuple[StepCache, Inventory]:
+    """What the model keeps, and proof that it keeps nothing else. Our attention is in place then.
+
+    Raises:
+        UnsupportedModel: it cannot be run on pages.
+    """
+    try:
+        with short_windows(model):
+            expected = expected_logits(model)
+            model.set_attn_implementation(_OURS)
+            prove(Target(model, *_survey(model), DTYPE_NAMES[model.dtype]), expected)
+        return _survey(model)
+    except UnsupportedModel:
+        raise
+    except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
+        raise UnsupportedModel(f"it does not run on pages: {error!r}") from error
+
+
+def _survey(model: Any) -> tuple[StepCache, Inventory]:
+    survey = Survey()
+    cache = _cache(model.config, survey)
+    tokens = torch.arange(3, 5, device=model.device)[None]
+    positions = torch.arange(2, device=model.device)[None]
+    model(
+        input_ids=tokens,
+        position_ids=positions,
+        past_key_values=cache,
+        use_cache=True,
+        ctx=survey,
+    )
+    return cache, Inventory([*survey.rows(), *states(cache.layers)], survey.window())
 
 
 def rope(config: Mapping[str, Any]) -> nn.Module:
@@ -237,20 +198,21 @@ def _resolve(name: str, config: Any, device: torch.device) -> torch.dtype:
 
 
 def _check_config(config: Any) -> None:
-    """Refuse by name what full attention over plain key and value pages cannot serve."""
+    """Refuse by name what no pass over a few tokens would show."""
     kind = config.model_type
+    if kind in _REFUSED:
+        raise UnsupportedModel(f"{kind}: {_REFUSED[kind]}")
     if config.is_encoder_decoder:
         raise UnsupportedModel(f"{kind} is an encoder-decoder")
     if config.get_text_config() is not config:
         raise UnsupportedModel(f"{kind} takes more than text")
-    for name, meaning in _STATE_ATTRIBUTES.items():
-        if getattr(config, name, None) is not None:
-            raise UnsupportedModel(f"{kind} has {meaning}, which is not supported")
-    others = sorted(set(getattr(config, "layer_types", None) or ()) - {"full_attention"})
+    if getattr(config, "quantization_config", None) is not None:
+        raise UnsupportedModel(f"{kind} has quantised weights, which are not supported")
+    others = sorted(set(getattr(config, "layer_types", None) or ()) - _LAYERS)
     if others:
-        raise UnsupportedModel(f"{kind} has layers that are not full attention: {others}")
-    if window := getattr(config, "sliding_window", None):
-        raise UnsupportedModel(f"{kind} has sliding-window attention ({window} tokens)")
+        raise UnsupportedModel(f"{kind} has layers of an unknown kind: {', '.join(others)}")
+    if chunk := getattr(config, "attention_chunk_size", None):
+        raise UnsupportedModel(f"{kind} attends in chunks ({chunk} tokens)")
     _check_rope(config)
 
 
@@ -262,42 +224,3 @@ def _check_rope(config: Any) -> None:
                 f"RoPE scaling {kind!r} depends on the sequence length at run time: "
                 "cached keys of a short prompt would be wrong in a long one"
             )
-
-
-@torch.inference_mode()
-def _prove(model: Any, target: Target) -> None:
-    """Compare two packed, paged passes with one pass of the model's own attention.
-
-    State that does not go through our function (recurrent layers), biases that live in a mask and
-    packed sequences that see each other all show as a difference. On return, ours is in place.
-
-    Raises:
-        UnsupportedModel: a layer did not reach our function, or the logits differ.
-    """
-    kind, device = model.config.model_type, target.device
-    tokens = (torch.arange(29, device=device) * 7 + 3) % target.vocab_size  # 24, and 5 of another
-    expected = model(input_ids=tokens[None, :24], use_cache=False).logits[0, 12:].float()
-    model.set_attn_implementation(_OURS)
-    pools = {
-        c.name: [torch.full((9, *c.shape), torch.nan).to(device, target.dtype) for _ in c.layers]
-        for c in target.group(4).components
-    }
-    main, other = np.array([8, 3, 7, 4, 6, 5], np.int32), np.array([2, 1], np.int32)
-    first = Layout.of([Part(main, 0, 12)], 4, device)
-    second = Layout.of([Part(other, 0, 5), Part(main, 12, 12)], 4, device)
-    try:
-        target.forward(tokens[:12], first, torch.arange(0, device=device), pools)
-        rows = torch.arange(5, 17, device=device)
-        both = torch.cat((tokens[24:], tokens[12:24]))
-        logits, _ = target.forward(both, second, rows, pools)
-    except TypeError as error:
-        raise UnsupportedModel(f"{kind} does not hand our arguments to attention") from error
-    missed = [i for i, keys in enumerate(pools["k"]) if keys[3:].isnan().any()]
-    if missed:
-        raise UnsupportedModel(f"{kind}: layers {missed} do not reach the attention hook")
-    off = ((logits - expected).norm(dim=-1) / expected.norm(dim=-1)).median()
-    if not off < (1e-3 if target.dtype == torch.float32 else 0.1):
-        raise UnsupportedModel(
-            f"{kind}: paged attention differs from the model's own by {off:.1e}; "
-            "it keeps state elsewhere or has a special mask"
-        )

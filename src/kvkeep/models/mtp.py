@@ -22,9 +22,9 @@ import torch
 from torch import Tensor
 
 from ..schema import DraftMismatch, UnsupportedModel
-from . import hf
 from .base import Pools, Run, Source, weights_digest
 from .decoder import DecoderDraft, Shapes, Sizes, check_hidden, fed_by, read_weights
+from .target import Target
 
 _PREFIX = "model.mtp_layers."
 _NORMS = ("token_layernorm", "hidden_layernorm", "input_layernorm", "final_layernorm")
@@ -55,7 +55,7 @@ class MtpDraft(DecoderDraft):
         return tokens
 
 
-def load(directory: Path, config: Mapping[str, Any], target: hf.Target) -> MtpDraft:
+def load(directory: Path, config: Mapping[str, Any], target: Target) -> MtpDraft:
     """See :func:`~kvkeep.models.drafts.load_draft`. The directory may hold the whole target."""
     sizes = Sizes.of(config, target)
     check_hidden(sizes, target)

@@ -7,32 +7,51 @@ Leviathan et al., "Fast Inference from Transformers via Speculative Decoding" (2
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-import torch
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
-from ..schema import DraftMismatch, Group
+from ..schema import DraftMismatch, Group, UnsupportedModel
 from . import hf
-from .attention import Layout, Part
-from .base import Pools, Run, Source, Stage
+from .base import Pools, Run, Source, Stage, Tables
+from .target import Target
+
+
+@dataclass(frozen=True, slots=True)
+class _Own:
+    """A lease's tables, by the names that groups have in the draft model itself."""
+
+    tables: Tables
+
+    def slots(self, group: str) -> NDArray[np.int32]:
+        return self.tables.slots(_name(group))
+
+    def working(self, group: str) -> NDArray[np.int32]:
+        return self.tables.working(_name(group))
 
 
 class StandaloneDraft:
-    """A :class:`~kvkeep.models.base.Draft`: a target under another group name."""
+    """A :class:`~kvkeep.models.base.Draft`: a target under other group names."""
 
     aux_layers = ()
     stages = (Stage(0, Source.NOTHING),)
 
-    def __init__(self, model: hf.Target) -> None:
+    def __init__(self, model: Target) -> None:
         self._model = model
         model.capture((model.num_layers,))
 
     def groups(self, page_tokens: int) -> tuple[Group, ...]:
-        """Not split over ranks, and a hit may do without it: drafts cost only speed."""
-        group, source = self._model.group(page_tokens), self._model.digest
-        return (replace(group, name="draft", sharded=False, required=False, source=source),)
+        """Not split over ranks, and a hit may do without them: drafts cost only speed."""
+        return tuple(
+            replace(
+                group, name=_name(group.name), sharded=False, required=False,
+                source=self._model.digest,
+            )
+            for group in self._model.groups(page_tokens)
+        )  # fmt: skip
 
     def fuse(self, features: Tensor) -> Tensor:
         """Never called: there is nothing to fuse."""
@@ -46,11 +65,9 @@ class StandaloneDraft:
         runs: Sequence[Run],
         pools: Mapping[str, Pools],
     ) -> Tensor:
-        mine, device = pools["draft"], self._model.device
-        parts = [Part(run.tables.slots("draft"), run.start, run.rows, run.first) for run in runs]
-        layout = Layout.of(parts, mine["k"][0].shape[1], device)
-        none = torch.zeros(0, dtype=torch.int64, device=device)
-        _, hidden = self._model.forward(tokens, layout, none, mine)
+        mine = [run._replace(tables=_Own(run.tables)) for run in runs]
+        names = [group.name for group in self._model.groups(1)]
+        _, hidden = self._model.forward(tokens, mine, {name: pools[_name(name)] for name in names})
         assert hidden is not None
         return hidden
 
@@ -59,7 +76,7 @@ class StandaloneDraft:
         return tokens
 
 
-def load(directory: Path, target: hf.Target) -> StandaloneDraft:
+def load(directory: Path, target: Target) -> StandaloneDraft:
     """See :func:`~kvkeep.models.drafts.load_draft`. It runs where and in what the target does."""
     dtype = str(target.dtype).removeprefix("torch.")
     model = hf.load_target(directory, dtype, str(target.device))
@@ -73,4 +90,12 @@ def load(directory: Path, target: hf.Target) -> StandaloneDraft:
             f"the draft was made for {model.context_length} tokens, the target for "
             f"{target.context_length}"
         )
+    if not model.packable:
+        raise UnsupportedModel(
+            f"{directory} has recurrent layers: a draft's are not rolled back after a rejection"
+        )
     return StandaloneDraft(model)
+
+
+def _name(group: str) -> str:
+    return "draft" if group == "full" else f"draft_{group}"

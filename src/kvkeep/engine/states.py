@@ -1,0 +1,115 @@
+"""The running state of each sequence: begun from a snapshot, kept at what is accepted, snapshotted.
+
+::
+
+    position   start         cut           computed         start + rows
+                |  accepted   |  accepted     |   rejected    |     a pass ran all of it
+
+What a pass made of all its rows is the running state if all were accepted. Otherwise the state
+before the pass, which is still there, runs again: up to each cut, and from there to the end.
+Only layers with a state per sequence need this; with none, nothing here happens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from ..models.base import Pools, Run
+from ..models.target import Target
+from ..schema import InvariantError
+from .request import Sequence
+
+
+class Ran(NamedTuple):
+    """What a pass ran of a sequence. ``seq.computed`` says how much of that was accepted."""
+
+    seq: Sequence
+    start: int
+    rows: int
+
+
+class RunningStates:
+    """Working slots of a target's groups, and snapshots in the slots of pages. Engine's thread."""
+
+    def __init__(self, target: Target, pools: Mapping[str, Pools], page_tokens: int) -> None:
+        self._target = target
+        self._pools = pools
+        self._page_tokens = page_tokens
+        self._groups = [group.name for group in target.groups(page_tokens) if group.working]
+
+    def start(self, seq: Sequence) -> None:
+        """Under a new lease: begin with the hit's snapshot, or with zeros, the state of nothing."""
+        if seq.warm:
+            return
+        seq.warm = True
+        assert seq.lease is not None
+        for group in self._groups:
+            working = int(seq.lease.working(group)[0])
+            if seq.computed:
+                snapshot = int(seq.lease.slots(group)[seq.computed // self._page_tokens - 1])
+                if snapshot < 0:
+                    raise InvariantError(f"a hit of {seq.computed} tokens without their {group}")
+                self._copy(group, snapshot, working)
+            else:
+                for tensors in self._pools[group].values():
+                    for pool in tensors:
+                        pool[working] = 0
+
+    def settle(self, ran: Seq[Ran]) -> None:
+        """After the target's last pass: make running states those of the accepted tokens."""
+        if not self._groups:
+            return
+        whole, again = [], []
+        for i, one in enumerate(ran):
+            stops = self._stops(one)
+            if stops == [one.start + one.rows]:
+                whole.append(i)
+            else:
+                again.append((one.seq, [one.start, *stops]))
+        self._target.store(whole)
+        for i in whole:
+            self._snapshot(ran[i].seq, ran[i].seq.computed)
+        while again:
+            self._run([(seq, stops[0], stops[1]) for seq, stops in again])
+            again = [(seq, stops[1:]) for seq, stops in again if len(stops) > 2]
+
+    def _stops(self, ran: Ran) -> list[int]:
+        """Where the running state has to be made: at cuts on the way, and at the end."""
+        seq = ran.seq
+        assert seq.lease is not None
+        return [*(c for c in seq.lease.cuts if ran.start < c < seq.computed), seq.computed]
+
+    def _run(self, parts: list[tuple[Sequence, int, int]]) -> None:
+        """Advance running states over accepted tokens ``[start, end)`` of each sequence."""
+        runs = []
+        for seq, start, end in parts:
+            assert seq.lease is not None
+            runs.append(Run(seq.lease, start, end - start))
+        tokens = np.concatenate([seq.tokens[start:end] for seq, start, end in parts])
+        packed = torch.from_numpy(tokens.astype(np.int64)).to(self._target.device)
+        self._target.forward(packed, runs, self._pools)
+        self._target.store(range(len(runs)))
+        for seq, _, end in parts:
+            self._snapshot(seq, end)
+
+    def _snapshot(self, seq: Sequence, at: int) -> None:
+        """At a cut: copy the running state to its page, if that has a slot."""
+        assert seq.lease is not None
+        if at not in seq.lease.cuts:
+            return
+        page = at // self._page_tokens - 1
+        for group in self._groups:
+            slot, working = int(seq.lease.slots(group)[page]), int(seq.lease.working(group)[0])
+            if slot >= 0:
+                self._copy(group, working, slot)
+                seq.snapshots.append(page)
+
+    def _copy(self, group: str, source: int, target: int) -> None:
+        for tensors in self._pools[group].values():
+            for pool in tensors:
+                pool[target] = pool[source]

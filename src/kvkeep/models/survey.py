@@ -1,0 +1,164 @@
+"""What the layers of a model keep of a sequence: found by watching a pass, and grouped.
+
+Nothing is looked up by a model's name. Attention layers show their keys, values and window when
+they call our attention function, compressed ones (multi-head latent attention) what they hand to
+the cache before; recurrent layers leave their tensors in transformers' cache object.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from ..schema import Component, Group, UnsupportedModel
+from .base import DTYPE_NAMES, Pools
+
+FULL, WINDOW, STATE = "full", "window", "state"  # group names
+STATE_KINDS = ("conv", "recurrent")  # a cache layer has ``conv_states`` and ``recurrent_states``
+
+
+class Kept(NamedTuple):
+    """One tensor that one layer keeps."""
+
+    group: str
+    component: str  # "k", "v"; "latent", "rope"; "conv", "recurrent"
+    layer: int
+    shape: tuple[int, ...]  # of one token; in the group "state" of one sequence
+    dtype: str | None = None  # safetensors' name; None: what keys and values are kept in
+
+
+@dataclass(slots=True)
+class Survey:
+    """A :class:`~kvkeep.models.base.Step` that computes nothing and remembers what it was asked.
+
+    Shapes are ``(heads, dim)`` of keys and of values.
+    """
+
+    attended: dict[int, tuple[tuple[int, ...], ...]] = field(default_factory=dict)
+    cached: dict[int, tuple[tuple[int, ...], ...]] = field(default_factory=dict)
+    windows: dict[int, int | None] = field(default_factory=dict)
+
+    def update(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        self.cached[layer] = tuple(tuple(x.shape[1::2]) for x in (key, value))
+        return key, value
+
+    def attend(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, options: Mapping[str, Any]
+    ) -> Tensor:
+        self.attended[layer] = tuple(tuple(x.shape[1::2]) for x in (key, value))
+        self.windows[layer] = options.get("sliding_window")
+        return query.new_zeros(query.shape[0], query.shape[2], query.shape[1], value.shape[-1])
+
+    def rows(self) -> list[Kept]:
+        """What attention layers keep of each token.
+
+        Raises:
+            UnsupportedModel: a layer's state is not what its attention function was given.
+        """
+        if missed := sorted(set(self.cached) - set(self.attended)):
+            raise UnsupportedModel(f"layers {missed} do not reach the attention hook")
+        found = []
+        for layer, shapes in sorted(self.attended.items()):
+            names, group = ("k", "v"), FULL if self.windows[layer] is None else WINDOW
+            if (cached := self.cached.get(layer, shapes)) != shapes:
+                if any(heads != 1 for heads, _ in cached) or group != FULL:
+                    raise UnsupportedModel(f"layer {layer} caches {cached} and attends to {shapes}")
+                names, shapes = ("latent", "rope"), tuple(shape[1:] for shape in cached)
+            found += [Kept(group, n, layer, s) for n, s in zip(names, shapes, strict=True)]
+        return found
+
+    def window(self) -> int | None:
+        """The sliding window's size in tokens, if layers have one.
+
+        Raises:
+            UnsupportedModel: windows of several sizes.
+        """
+        sizes = sorted({size for size in self.windows.values() if size is not None})
+        if len(sizes) > 1:
+            raise UnsupportedModel(f"sliding windows of several sizes: {sizes}")
+        return sizes[0] if sizes else None
+
+
+def states(layers: Iterable[Any]) -> list[Kept]:
+    """What recurrent layers have left in a cache object's ``layers``.
+
+    Raises:
+        UnsupportedModel: a layer has several states of one kind.
+    """
+    found = []
+    for (i, layer), kind in itertools.product(enumerate(layers), STATE_KINDS):
+        tensors = [x for x in getattr(layer, f"{kind}_states", {}).values() if x is not None]
+        if len(tensors) > 1:
+            raise UnsupportedModel(f"layer {i} keeps {len(tensors)} {kind} states")
+        found += [Kept(STATE, kind, i, tuple(x.shape[1:]), DTYPE_NAMES[x.dtype]) for x in tensors]
+    return found
+
+
+class Inventory:
+    """All that a model keeps.
+
+    Args:
+        kept: every tensor of every layer.
+        window: tokens that a row of the group "window" sees, its own included.
+
+    Raises:
+        UnsupportedModel: kinds of layers that cannot run in one pass.
+    """
+
+    def __init__(self, kept: Sequence[Kept], window: int | None) -> None:
+        self.kept = tuple(kept)
+        self.window = window
+        self.states = tuple(one for one in kept if one.group == STATE)
+        self.paged = frozenset(one.group for one in kept) - {STATE}  # groups with a row per token
+        self.latent = frozenset(one.layer for one in kept if one.component == "latent")
+        if self.states and self.latent:
+            raise UnsupportedModel("it has compressed attention beside recurrent layers")
+        self._places: dict[tuple[int, str], tuple[str, int]] = {}
+        count: Counter[tuple[str, str]] = Counter()
+        for one in kept:  # pools are in the order of ``Component.layers``
+            self._places[one.layer, one.component] = (one.group, count[one[:2]])
+            count[one[:2]] += 1
+
+    def groups(self, page_tokens: int, kv_dtype: str) -> tuple[Group, ...]:
+        """Groups ``full``, ``window`` and ``state``, as far as there are layers for them.
+
+        Raises:
+            UnsupportedModel: layers keep tensors of one name in several shapes.
+        """
+        reach = (self.window or 1) - 1  # tokens before a row's own that it sees
+        tails = {FULL: None, WINDOW: max(1, -(-reach // page_tokens)), STATE: 1}
+        present = {one.group for one in self.kept}
+        return tuple(
+            Group(
+                name,
+                tuple(self._components(name, page_tokens, kv_dtype)),
+                tail,
+                sharded=not self.latent,
+                working=int(name == STATE),
+            )
+            for name, tail in tails.items()
+            if name in present
+        )
+
+    def _components(self, group: str, page_tokens: int, kv_dtype: str) -> Iterator[Component]:
+        per_page = () if group == STATE else (page_tokens,)
+        by_name: dict[str, list[Kept]] = {}
+        for one in self.kept:
+            if one.group == group:
+                by_name.setdefault(one.component, []).append(one)
+        for name, mine in by_name.items():
+            forms = {(one.shape, one.dtype or kv_dtype) for one in mine}
+            if len(forms) > 1:
+                raise UnsupportedModel(f"layers keep {name!r} in several forms: {sorted(forms)}")
+            shape, dtype = forms.pop()
+            yield Component(name, tuple(one.layer for one in mine), (*per_page, *shape), dtype)
+
+    def place(self, pools: Mapping[str, Pools], layer: int, component: str) -> tuple[str, Tensor]:
+        """The group of one layer's component, and its pool."""
+        group, index = self._places[layer, component]
+        return group, pools[group][component][index]

@@ -1,0 +1,180 @@
+"""A target model: transformers' own code over page pools."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from ..schema import Group
+from . import recurrent
+from .base import DTYPE_NAMES, Pools, Run, Step
+from .paged import Paged
+from .survey import Inventory
+
+
+class StepCache(Protocol):
+    """transformers' cache object, whose attention layers ask a :class:`Step`."""
+
+    step: Step
+    layers: Sequence[Any]
+
+
+class Target:
+    """A causal language model. Called on the engine's thread, inside ``torch.inference_mode``.
+
+    Args:
+        model: transformers' model, with our attention function.
+        cache: the cache object of its passes; it has seen one.
+        inventory: what the model keeps.
+        kv_dtype: safetensors' name of what keys and values are kept in.
+        digest: of weights and configuration, 32 hex digits.
+        eos_ids: tokens that end a text.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        cache: StepCache,
+        inventory: Inventory,
+        kv_dtype: str,
+        digest: str = "",
+        eos_ids: frozenset[int] = frozenset(),
+    ) -> None:
+        config = model.config
+        self.digest = digest
+        self.eos_ids = eos_ids
+        self.kv_dtype = kv_dtype
+        self.dtype: torch.dtype = model.dtype
+        self.device: torch.device = model.device
+        self.vocab_size: int = config.vocab_size
+        self.context_length: int = config.max_position_embeddings
+        self.hidden_size: int = config.hidden_size
+        self.num_layers: int = config.num_hidden_layers
+        self.embedding: Tensor = model.get_input_embeddings().weight  # [vocab, hidden]
+        self.head: nn.Module = model.get_output_embeddings()  # [rows, hidden] to [rows, vocab]
+        self._model, self._cache, self._inventory = model, cache, inventory
+        self._features: dict[int, Tensor] = {}
+        self._hooks: list[Any] = []
+        self._scratch: list[tuple[list[int], recurrent.Scratch]] = []  # of the last forward
+
+    @property
+    def dtype_name(self) -> str:
+        """safetensors' name of the dtype that the model runs in."""
+        return DTYPE_NAMES[self.dtype]
+
+    @property
+    def packable(self) -> bool:
+        """Sequences can share one row of tokens: nothing flows along it but attention."""
+        return not self._inventory.states
+
+    def groups(self, page_tokens: int) -> tuple[Group, ...]:
+        """What a page of ``page_tokens`` tokens is made of, besides drafts.
+
+        ``full`` has a row per token in each page, ``window`` the same of sliding-window layers, and
+        ``state`` what recurrent layers keep of all tokens up to a page's end.
+        """
+        return self._inventory.groups(page_tokens, self.kv_dtype)
+
+    def capture(self, layers: Sequence[int]) -> None:
+        """From now on :meth:`forward` returns the outputs of these layers, in this order.
+
+        The one after the last, ``num_layers``, stands for the final norm's output.
+        """
+        stack = next(
+            m for m in self._model.modules()
+            if isinstance(m, nn.ModuleList) and len(m) == self.num_layers
+        )  # fmt: skip
+
+        def keep(layer: int) -> Callable[[Any, Any, Any], None]:
+            def hook(_module: Any, _args: Any, out: Any) -> None:
+                self._features[layer] = out if isinstance(out, Tensor) else out[0]
+
+            return hook
+
+        modules = (*stack, self._model.base_model)
+
+        for handle in self._hooks:
+            handle.remove()
+        self._features = dict.fromkeys(layers, torch.empty(0))
+        self._hooks = [modules[layer].register_forward_hook(keep(layer)) for layer in layers]
+
+    def forward(
+        self, tokens: Tensor, runs: Sequence[Run], pools: Mapping[str, Pools]
+    ) -> tuple[Tensor, Tensor | None]:
+        """Run rows of many sequences, one after another, on the state that ``pools`` hold.
+
+        Rows of keys and values are written to their pages. A running state stays as it was until
+        :meth:`store`.
+
+        Args:
+            tokens: ``[rows]`` int64.
+            runs: at least one; each of another sequence.
+            pools: by group name, on this device.
+
+        Returns:
+            Logits ``[kept, vocab]`` float32 of the rows that ``runs`` keep, and the captured
+            layers' outputs side by side ``[rows, layers * hidden]``, or None without
+            :meth:`capture`.
+        """
+        if self.packable:
+            ends = np.cumsum([run.rows for run in runs])
+            kept = [np.arange(e - run.keep, e) for run, e in zip(runs, ends, strict=True)]
+            logits, features = self._pass(tokens[None], runs, np.concatenate(kept), pools)
+            return logits[0], None if features is None else features[0]
+        self._scratch = []
+        parts = torch.split(tokens, [run.rows for run in runs])
+        logits_of: dict[int, Tensor] = {}
+        features_of: dict[int, Tensor] = {}
+        for rows in sorted({run.rows for run in runs}):  # equally long ones run side by side
+            which = [i for i, run in enumerate(runs) if run.rows == rows]
+            mine = [runs[i] for i in which]
+            scratch = recurrent.load(self._cache, self._inventory, mine, pools, self.device)
+            self._scratch.append((which, scratch))
+            most = max(run.keep for run in mine)
+            batch = torch.stack([parts[i] for i in which])
+            logits, features = self._pass(batch, mine, np.arange(rows - most, rows), pools)
+            for at, i in enumerate(which):
+                logits_of[i] = logits[at, most - runs[i].keep :]
+                if features is not None:
+                    features_of[i] = features[at]
+        order = range(len(runs))
+        return (
+            torch.cat([logits_of[i] for i in order]),
+            torch.cat([features_of[i] for i in order]) if features_of else None,
+        )
+
+    def store(self, which: Sequence[int]) -> None:
+        """The last :meth:`forward`'s rows of these runs, by index, are part of their sequences:
+        what recurrent layers made of them becomes the running state."""
+        for members, scratch in self._scratch:
+            scratch.store([at for at, i in enumerate(members) if i in which])
+
+    def _pass(
+        self,
+        tokens: Tensor,
+        runs: Sequence[Run],
+        kept: NDArray[np.int64],
+        pools: Mapping[str, Pools],
+    ) -> tuple[Tensor, Tensor | None]:
+        """One pass of the model over ``tokens [batch, rows]``, the rows of ``runs`` in order.
+
+        Returns logits ``[batch, kept, vocab]`` and features ``[batch, rows, layers * hidden]``.
+        """
+        positions = np.concatenate([np.arange(run.start, run.start + run.rows) for run in runs])
+        step = Paged(self._inventory, runs, pools, self.device)
+        self._cache.step = step
+        out = self._model(
+            input_ids=tokens,
+            position_ids=torch.from_numpy(positions).to(self.device).view(tokens.shape),
+            logits_to_keep=torch.from_numpy(kept).to(self.device),
+            past_key_values=self._cache,
+            use_cache=True,
+            ctx=step,
+        )
+        features = list(self._features.values())
+        return out.logits.float(), torch.cat(features, -1) if features else None
