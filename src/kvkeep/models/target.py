@@ -56,6 +56,7 @@ class Target:
         self.hidden_size: int = config.hidden_size
         self.num_layers: int = config.num_hidden_layers
         self.embedding: Tensor = model.get_input_embeddings().weight  # [vocab, hidden]
+        self.head: nn.Module = model.get_output_embeddings()  # [rows, hidden] to [rows, vocab]
         self._model, self._cache, self._inventory = model, cache, inventory
         self._features: dict[int, Tensor] = {}
         self._hooks: list[Any] = []
@@ -80,7 +81,10 @@ class Target:
         return self._inventory.groups(page_tokens, self.kv_dtype)
 
     def capture(self, layers: Sequence[int]) -> None:
-        """From now on :meth:`forward` returns the outputs of these layers, in this order."""
+        """From now on :meth:`forward` returns the outputs of these layers, in this order.
+
+        The one after the last, ``num_layers``, stands for the final norm's output.
+        """
         stack = next(
             m for m in self._model.modules()
             if isinstance(m, nn.ModuleList) and len(m) == self.num_layers
@@ -88,14 +92,15 @@ class Target:
 
         def keep(layer: int) -> Callable[[Any, Any, Any], None]:
             def hook(_module: Any, _args: Any, out: Any) -> None:
-                self._features[layer] = out[0] if isinstance(out, tuple) else out
+                self._features[layer] = out if isinstance(out, Tensor) else out[0]
 
             return hook
 
+        modules = (*stack, self._model.base_model)
         for handle in self._hooks:
             handle.remove()
         self._features = dict.fromkeys(layers, torch.empty(0))
-        self._hooks = [stack[layer].register_forward_hook(keep(layer)) for layer in layers]
+        self._hooks = [modules[layer].register_forward_hook(keep(layer)) for layer in layers]
 
     def forward(
         self, tokens: Tensor, runs: Sequence[Run], pools: Mapping[str, Pools]
