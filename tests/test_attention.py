@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import pytest
 import torch
@@ -14,19 +16,47 @@ CASES = [(0, 1, 0), (0, 9, 0), (7, 1, 0), (12, 6, 0), (5, 4, 3), (16, 1, 13), (3
 """Start, rows and first visible position of the sequences in one packed batch."""
 
 
-def plain(query: Tensor, keys: Tensor, values: Tensor, start: int, first: int) -> Tensor:
+class Options(NamedTuple):
+    window: int | None = None
+    softcap: float | None = None
+    sinks: Tensor | None = None
+
+
+WINDOW = 6
+SINKS = torch.tensor([0.5, -1.0, 2.0, 0.0])
+OPTIONS = {
+    "plain": Options(),
+    "window": Options(window=WINDOW),
+    "softcap": Options(softcap=0.5),
+    "sinks": Options(sinks=SINKS),
+    "all": Options(WINDOW, 0.5, SINKS),
+}
+
+
+def plain(
+    query: Tensor, keys: Tensor, values: Tensor, start: int, first: int, options: Options
+) -> Tensor:
     """``[rows, heads, dim]`` over keys and values ``[end, kv_heads, dim]``, in float64."""
     group = query.shape[1] // keys.shape[1]
     wide = [x.double().repeat_interleave(group, 1) for x in (keys, values)]
     out = []
     for i, row in enumerate(query.double()):
-        k, v = (x[first : start + i + 1] for x in wide)
-        weights = (torch.einsum("hd,khd->hk", row, k) * 0.3).softmax(-1)
-        out.append(torch.einsum("hk,khd->hd", weights, v))
+        end = start + i + 1
+        begin = first if options.window is None else max(first, end - options.window)
+        k, v = (x[begin:end] for x in wide)
+        scores = torch.einsum("hd,khd->hk", row, k) * 0.3
+        if options.softcap is not None:
+            scores = (scores / options.softcap).tanh() * options.softcap
+        if options.sinks is not None:
+            scores = torch.cat((scores, options.sinks.double()[:, None]), -1)
+            v = torch.cat((v, torch.zeros_like(v[:1])))
+        out.append(torch.einsum("hk,khd->hd", scores.softmax(-1), v))
     return torch.stack(out)
 
 
-def packed(seed: int, kv_heads: int, dtype: torch.dtype) -> tuple[list[Part], list[Tensor]]:
+def packed(
+    seed: int, kv_heads: int, dtype: torch.dtype, window: int | None = None
+) -> tuple[list[Part], list[Tensor]]:
     """The cases in random slots; and per sequence its query, keys and values."""
     free = np.random.default_rng(seed).permutation(SLOTS).astype(np.int32)
     generator = torch.Generator().manual_seed(0)
@@ -34,7 +64,8 @@ def packed(seed: int, kv_heads: int, dtype: torch.dtype) -> tuple[list[Part], li
     for start, rows, first in CASES:
         pages = -(-(start + rows) // PAGE)
         table = free[: pages + 1].copy()  # one page of capacity beyond
-        table[: first // PAGE] = -1  # out of reach: no slot
+        reach = first if window is None else max(first, start - window + 1)
+        table[: reach // PAGE] = -1  # out of reach: no slot
         parts.append(Part(table, start, rows, first))
         free = free[pages + 1 :]
         state += [torch.randn(rows, 4, DIM, generator=generator).to(dtype)]
@@ -44,36 +75,66 @@ def packed(seed: int, kv_heads: int, dtype: torch.dtype) -> tuple[list[Part], li
     return parts, state
 
 
-def run(parts: list[Part], state: list[Tensor]) -> Tensor:
-    """Fill pools that hold NaN wherever nothing may be read, then attend."""
+def run(
+    parts: list[Part],
+    state: list[Tensor],
+    options: Options = OPTIONS["plain"],
+    kept: torch.dtype | None = None,
+) -> Tensor:
+    """Fill pools that hold NaN wherever nothing may be read, then attend.
+
+    Pools have the dtype ``kept``, or else that of keys and values.
+    """
     queries, keys, values = state[0::3], state[1::3], state[2::3]
     pools = []
     for rows in (keys, values):
-        pool = torch.full((SLOTS, PAGE, *rows[0].shape[1:]), torch.nan, dtype=rows[0].dtype)
-        before = [Part(p.table, p.first, p.start - p.first) for p in parts if p.start > p.first]
-        old = [x[p.first : p.start] for x, p in zip(rows, parts, strict=True)]
+        pool = torch.full((SLOTS, PAGE, *rows[0].shape[1:]), torch.nan).to(kept or rows[0].dtype)
+        firsts = [max(p.first, np.count_nonzero(p.table < 0) * PAGE) for p in parts]
+        before = [
+            Part(p.table, first, p.start - first)
+            for p, first in zip(parts, firsts, strict=True)
+            if p.start > first
+        ]
+        old = [x[first : p.start] for x, p, first in zip(rows, parts, firsts, strict=True)]
         write(pool, torch.cat(old), Layout.of(before, PAGE, pool.device))
         pools.append(pool)
-    layout = Layout.of(parts, PAGE, pools[0].device)
+    layout = Layout.of(parts, PAGE, pools[0].device, options.window)
     for pool, rows in zip(pools, (keys, values), strict=True):
         write(pool, torch.cat([x[p.start :] for x, p in zip(rows, parts, strict=True)]), layout)
-    return attend(torch.cat(queries), *pools, layout, 0.3)
+    return attend(torch.cat(queries), *pools, layout, 0.3, options.softcap, options.sinks)
 
 
+@pytest.mark.parametrize("name", OPTIONS)
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
 @pytest.mark.parametrize(
     ("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.bfloat16, 2e-2)], ids=["f32", "bf16"]
 )
 def test_packed_rows_equal_plain_attention(
-    kv_heads: int, dtype: torch.dtype, tolerance: float
+    name: str, kv_heads: int, dtype: torch.dtype, tolerance: float
 ) -> None:
-    parts, state = packed(0, kv_heads, dtype)
-    found = run(parts, state)
+    options = OPTIONS[name]
+    parts, state = packed(0, kv_heads, dtype, options.window)
+    found = run(parts, state, options)
     expected = torch.cat(
-        [plain(*state[3 * i : 3 * i + 3], part.start, part.first) for i, part in enumerate(parts)]
+        [
+            plain(*state[3 * i : 3 * i + 3], part.start, part.first, options)
+            for i, part in enumerate(parts)
+        ]
     )
     assert found.dtype == dtype
     torch.testing.assert_close(found.double(), expected, atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("kept", [torch.float16, torch.bfloat16, torch.float8_e4m3fn])
+def test_pools_of_another_dtype_round_once(kept: torch.dtype) -> None:
+    parts, state = packed(0, 2, torch.float32)
+    state[1][0] = 1e6  # saturates where that is too large
+    largest = torch.finfo(kept).max
+    rounded = [
+        x if i % 3 == 0 else x.clamp(-largest, largest).to(kept).float()
+        for i, x in enumerate(state)
+    ]
+    assert torch.equal(run(parts, state, kept=kept), run(parts, rounded))
 
 
 def test_slots_do_not_change_a_bit() -> None:

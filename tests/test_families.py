@@ -239,22 +239,25 @@ def test_logits_at_every_position(family: Family, chunk: int) -> None:
 
 @torch.inference_mode()
 def test_features_are_layer_outputs(family: Family) -> None:
-    text = torch.tensor(family.texts[0])
-    states = family.model(text[None], output_hidden_states=True).hidden_states
+    texts = [family.texts[0][:33], family.texts[6][:20], family.texts[5][:20]]
+    tokens = [torch.tensor(text) for text in texts]
+    states = [family.model(x[None], output_hidden_states=True).hidden_states for x in tokens]
     bench = Bench(family.target)
-    parts = [Run(bench.lease(), 0, n) for n in (20, 33)]  # the prompt's beginning, twice
-    for layers in ((2, 0), (1,), ()):
+    runs = [Run(bench.lease(), 0, len(text)) for text in texts]
+    for layers in ((2, 0), (1, 4), ()):  # 4: after the final norm
         family.target.capture(layers)
-        both = torch.cat([text[: run.rows] for run in parts])
-        logits, features = family.target.forward(both, parts, bench.pools | zeros(bench))
+        logits, features = family.target.forward(
+            torch.cat(tokens), runs, bench.pools | zeros(bench)
+        )
         assert logits.shape == (0, VOCAB)
         if not layers:
             assert features is None
             continue
-        assert features is not None
-        expected = torch.cat([states[layer + 1][0] for layer in layers], -1)
-        for run, found in zip(parts, torch.split(features, [20, 33]), strict=True):
-            torch.testing.assert_close(found, expected[: run.rows], atol=1e-4, rtol=1e-4)
+        expected = [
+            torch.cat([one[min(layer + 1, len(one) - 1)][0] for layer in layers], -1)
+            for one in states  # the last one is normed
+        ]
+        torch.testing.assert_close(features, torch.cat(expected), atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("chunk", CHUNKS)

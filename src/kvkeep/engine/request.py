@@ -44,12 +44,12 @@ class Sequence:
     computed: int = 0  # tokens whose target KV and draft rows are final
     draft_from: int = 1  # first draft row that may be attended to, of a stage that is shifted by 1
     hidden: Any = None  # draft outputs [stages * hidden] in row ``computed``; the runner's
+    warm: bool = False  # working slots hold the state after ``computed`` tokens; the runner's
+    snapshots: list[int] = field(default_factory=list)  # pages, since the last commit
     lease: Lease | None = None
     prefetch: Prefetch | None = None
     finish: str | None = None  # why it ended: "stop" or "length"
     started: bool = False  # computing has begun under this lease
-    warm: bool = False  # running states hold what ``computed`` tokens left; the runner's
-    snapshots: list[int] = field(default_factory=list)  # pages that got one, until the commit
     reached: int = 0  # the most tokens ever computed; computing one again is a recompute
     explanation: Explanation | None = None  # of the first lease
     preemptions: int = 0

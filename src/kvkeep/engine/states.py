@@ -1,4 +1,4 @@
-"""The running state of each sequence: begun from a snapshot, kept at what is accepted, snapshotted.
+"""The running state of each sequence: begun from a snapshot, kept at what is accepted.
 
 ::
 

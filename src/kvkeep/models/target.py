@@ -97,7 +97,6 @@ class Target:
             return hook
 
         modules = (*stack, self._model.base_model)
-
         for handle in self._hooks:
             handle.remove()
         self._features = dict.fromkeys(layers, torch.empty(0))
