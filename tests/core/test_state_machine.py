@@ -61,6 +61,10 @@ class Machine(RuleBasedStateMachine):
     def evict(self, tier: int, pick: int, count: int) -> None:
         self.world.evict(tier, pick % len(self.world.groups), count)
 
+    @rule(tier=st.sampled_from([0, 0, 1]))
+    def empty(self, tier: int) -> None:
+        self.world.empty(tier)
+
     @precondition(lambda self: self.world.store.records)
     @rule(pick=Pick)
     def lose(self, pick: int) -> None:

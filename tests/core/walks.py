@@ -17,11 +17,12 @@ LANES = ("save", "load", "write", "read")
 KINDS = {
     "two": lambda: World(TWO, [7, 6], [8, 9]),
     "four": lambda: World(FOUR, [8, 7, 6, 8], [9, 8, 7, 9]),
+    "wide": lambda: World(FOUR, [16, 14, 12, 16], [17, 15, 13, 17]),
     "lenient": lambda: World(FOUR, [8, 7, 6, 7], [9, 8, 7, 8], missing="lenient"),
 }
 STEPS = {
     "arrive": 4, "admit": 5, "run": 7, "abort": 2, "preempt": 0.5, "step": 8, "tick": 6,
-    "evict": 2.5, "lose": 0.4, "outage": 0.3, "restart": 0.3,
+    "evict": 2.5, "empty": 0.6, "lose": 0.4, "outage": 0.3, "restart": 0.3,
 }  # fmt: skip
 
 
@@ -62,6 +63,8 @@ def one(world: World, step: str, rng: random.Random) -> None:
         world.tick()
     elif step == "evict":
         world.evict(rng.randrange(2), rng.choice(world.groups), rng.randrange(1, 4))
+    elif step == "empty":
+        world.empty(rng.choice([0, 0, 0, 1]))
     elif step == "lose":
         world.lose(rng.randrange(99))
     elif step == "outage":

@@ -424,6 +424,15 @@ class World:
         assert rest == set(self.tree()), "not what was lost, and all below it, leaves the tree"
         self.happened["evicted"] += len(names)
 
+    def empty(self, tier: int) -> None:
+        """What an operator may ask for: all that is not in use goes."""
+        before = {g: self._evictable(tier, g, self.tree()) for g in self.groups}
+        count = self.cache.evict(("device", "host")[tier])
+        tree = self.tree()
+        assert not any(self._evictable(tier, g, tree) for g in self.groups)
+        lost = sum(self._state(tree, tier, g, path) == ABSENT for g in before for path in before[g])
+        assert count <= lost  # the rest went with a subtree
+
     def lose(self, index: int) -> None:
         """A record goes from storage behind the cache's back."""
         if self.store.records:

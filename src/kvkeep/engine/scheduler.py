@@ -100,13 +100,13 @@ class Scheduler:
         """Whether ``seq`` likely fits beside what runs, until all are done."""
         room = self._cache.room(seq.tokens, seq.request.namespace)
         growth = sum(self._expected(one) for one in self.running)
-        return room >= seq.length + self._expected(seq) + growth
+        return room >= self._expected(seq) + growth
 
     def _expected(self, seq: Sequence) -> int:
         """Tokens of slots that a sequence will ask for beyond what it has."""
         new = int(self._ratio * seq.to_generate) + self._lookahead + self._page
         held = len(seq.lease.slots(self._cache.schema.groups[0].name)) if seq.lease else 0
-        return max(0, seq.length + new - max(seq.length, held * self._page))
+        return max(0, seq.length + new - held * self._page)
 
     def _start(self, seq: Sequence) -> bool:
         """Take over the hit once it is there; False while it is being loaded."""

@@ -112,10 +112,10 @@ class Directory:
         # log when it closes.
         self.drop_index()
         path = self.path / f"index-{uuid.uuid4().hex}.sqlite"
-        draft = path.with_suffix(".draft")
+        fresh = path.with_suffix(".new")
         found = list(self._scan())
-        Index(draft, found).close()
-        draft.rename(path)  # whole or not at all
+        Index(fresh, found).close()
+        fresh.rename(path)  # whole or not at all
         return Index(path), bool(found)
 
     def drop_index(self) -> None:
