@@ -439,13 +439,12 @@ class Cache:
         return True
 
     def close(self, timeout: float = 30.0) -> None:
-        """Drain, stop the lanes and close the store. Idempotent."""
+        """Drain, stop the lanes and close the store, unless a call of it hangs. Idempotent."""
         if self._closed:
             return
         self.drain(timeout)
         self._closed = True
-        self.transfers.close()
-        if self.store is not None:
+        if self.transfers.close() and self.store is not None:
             self.store.close()
 
     def _check_open(self) -> None:

@@ -135,7 +135,7 @@ class Rig:
         watch: bool = False,
         **options: Any,
     ) -> None:
-        options = {"page_size": 16, "num_steps": 4} | options
+        options = {"page_size": 16, "num_steps": 4, "device_tokens": 4096} | options
         self.config = EngineConfig(
             model=pair.target, draft=pair.draft if draft else None, **options
         )

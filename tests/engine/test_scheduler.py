@@ -60,6 +60,14 @@ def test_a_long_prompt_does_not_stop_the_others(tiny: Pair) -> None:
         assert len(rig.answers[long].tokens) == 4
 
 
+def test_prompts_under_way_count_in_full(tiny: Pair) -> None:
+    """Nobody is let in on room that the chunks of an earlier prompt are yet to take."""
+    with Rig(tiny, draft=False, device_tokens=1200, chunked_prefill_size=64) as rig:
+        rig.run(*[rig.send(prompt(300, i), 16) for i in range(12)])
+        assert rig.figure("preemptions_total") == 0
+        assert rig.figure("step_sequences_total") > 2 * rig.figure("steps_total")
+
+
 class Gate(WrapperStore):
     """Reads wait until it is opened."""
 
