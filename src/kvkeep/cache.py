@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import logging
 import time
+from bisect import insort
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import numpy as np
 from numpy.typing import NDArray
 
+from .audit import check_owners
 from .backup import Backup
 from .lease import Explanation, Lease, Prefetch, Share
 from .media.memory import Memory
@@ -89,6 +91,7 @@ class Cache:
             PROBE: self._prefetcher.probed,
             TOUCH: lambda _: None,
         }
+        self._snapshots = [group.name for group in schema.groups if group.working]
         self._leases: dict[int, Lease] = {}
         self._closed = False
 
@@ -135,19 +138,22 @@ class Cache:
         present = self.residency.present(path)
         pages = self.schema.usable(present, self.policy.missing == "strict")
         explanation = Explanation(limited_by=self._limit(present, pages))
-        path = path[:pages]
+        known, path = len(path), path[:pages]
         fresh = self._pages(min(len(tokens), pages * self.schema.page_tokens + chunk)) - pages
         lease = Lease(namespace, path, {}, explanation=explanation)
         self._table.hold(path)
         self._leases[lease.serial] = lease
+        if self._snapshots:
+            last = (len(tokens) - 1) // self.schema.page_tokens
+            lease.cuts = [n * self.schema.page_tokens for n in sorted({last, known}) if n > pages]
         moves = self._place(lease, [has[:pages] for has in present], fresh)
         if moves is None:
             self.release(lease)
             return None
         self._trace(lease, prefetch.fetched if prefetch else _NONE)
         if pages:
-            self._table.ends[path[-1]] = True
             self._stamp(path)
+            self._keep(path)
             self._touch_storage(path)
         self._load(lease, moves)
         if prefetch:
@@ -156,17 +162,25 @@ class Cache:
             self._explain(lease)
         return lease
 
-    def room(self, tokens: NDArray[np.int32], namespace: str = "") -> int:
-        """Tokens that the device could hold beside what is in use, counting in the pages of this
-        prompt that are in use already. A hint for schedulers."""
+    def fits(self, tokens: NDArray[np.int32], namespace: str, total: int, chunk: int) -> bool:
+        """Whether the device has room beside what is in use. A hint for schedulers.
+
+        Args:
+            tokens, namespace: the sequence; its pages that are in use already are no burden.
+            total: tokens that every-page groups should have room for.
+            chunk: tokens computed in one step, which other groups hold for a moment.
+        """
         path = self._tree.match(namespace, self._raw(tokens))
-        pages = []
-        for g in range(len(self.schema.groups)):
+        for g, group in enumerate(self.schema.groups):
+            need = self._pages(total)
+            if group.tail is not None:
+                need = min(need, group.tail + 1 + self._pages(chunk)) + group.working
             resident = self._device.resident(g)
             idle = np.count_nonzero(self._device.evictable(g, resident))
             shared = np.count_nonzero(self._table.pins[DEVICE, g, path])
-            pages.append(self._device.free_slots(g) + int(idle) + int(shared))
-        return min(pages) * self.schema.page_tokens
+            if self._device.free_slots(g) + idle + shared < need:
+                return False
+        return True
 
     def _place(
         self, lease: Lease, present: list[NDArray[np.bool_]], fresh: int
@@ -181,6 +195,12 @@ class Cache:
             share = Share(np.full(pages, NO_SLOT, np.int32), np.zeros(pages, dtype=bool))
             lease.shares[group.name] = share
             share.whole = not len(gaps)
+            if group.working:
+                share.lasting = frozenset(self._pages(cut) - 1 for cut in lease.cuts)
+                share.only = set(share.lasting)
+                working = self.residency.reserve(self._device, g, group.working)
+                share.working = share.working if working is None else working
+                fits &= working is not None
             if self.policy.missing == "lenient" and len(gaps):
                 share.valid_from = int(gaps[-1]) + 1
             ids = lease.path[at[at >= share.valid_from]]
@@ -191,7 +211,7 @@ class Cache:
             self._host.pin(g, load)
             target = self.residency.reserve(self._device, g, len(load))
             private = gaps[gaps >= share.valid_from]  # "stale": somebody else's bytes
-            fits = target is not None and self._slots.extend(g, share, fresh, private)
+            fits &= target is not None and self._slots.extend(g, share, fresh, private)
             if target is None:
                 self._host.unpin(g, load)
             else:
@@ -228,23 +248,43 @@ class Cache:
         """Device slots for tokens ``[0, tokens)`` in every group; False, and nothing taken, if
         the device has no room now."""
         count = self._pages(tokens)
+        self._plan_snapshots(lease, tokens)
         taken: list[tuple[int, Share, int]] = []
         for g, group in enumerate(self.schema.groups):
             share = lease.shares[group.name]
             had = len(share.slots)
             if not self._slots.extend(g, share, max(0, count - had), _NO_GAPS):
                 for group_index, shared, size in taken:
-                    self._slots.cut(group_index, shared, size)
+                    self._slots.let_go(group_index, shared, lease.path, size)
                 return False
             taken.append((g, share, had))
         return True
 
-    def commit(self, lease: Lease, tokens: NDArray[np.int32]) -> None:
+    def _plan_snapshots(self, lease: Lease, tokens: int) -> None:
+        """Interim snapshots on the way to ``tokens``, as often as the policy says."""
+        every = self.policy.snapshot_pages
+        if not every or not self._snapshots:
+            return
+        size = self.schema.page_tokens
+        held = len(lease.shares[self._snapshots[0]].slots)
+        for page in range((held // every + 1) * every, tokens // size + 1, every):
+            if page * size not in lease.cuts:
+                insort(lease.cuts, page * size)
+            for name in self._snapshots:
+                only = lease.shares[name].only
+                assert only is not None  # a group with working slots keeps snapshots
+                only.add(page - 1)
+
+    def commit(
+        self, lease: Lease, tokens: NDArray[np.int32], snapshots: Collection[int] = ()
+    ) -> None:
         """Make whole pages findable, slide windows, and start write-through.
 
         Args:
             tokens: ``[final]`` int32: the sequence as far as its state is final in every group:
                 computed from accepted tokens, and rebuilt from true features.
+            snapshots: pages at whose end running state was copied to their slots since the last
+                commit, for groups with working slots.
         """
         first, last = lease.pages, len(tokens) // self.schema.page_tokens
         if lease.released or last <= first:
@@ -270,7 +310,8 @@ class Cache:
         for g, group in enumerate(self.schema.groups):
             share = lease.shares[group.name]
             if share.whole:
-                self._backup.add(g, self._slots.publish(g, share, lease.path, first))
+                adopted = self._slots.publish(g, share, lease.path, first, snapshots)
+                self._backup.add(g, adopted)
             if group.tail is not None:
                 self._slots.slide(g, share, lease.path, group.needed(last).start)
 
@@ -282,7 +323,9 @@ class Cache:
         del self._leases[lease.serial]
         for g, group in enumerate(self.schema.groups):
             if group.name in lease.shares:
-                self._slots.let_go(g, lease.shares[group.name], lease.path, 0)
+                share = lease.shares[group.name]
+                self._slots.let_go(g, share, lease.path, 0)
+                self._device.free(g, share.working)
         self.residency.unhold(lease.path)
 
     def tick(self) -> None:
@@ -371,6 +414,12 @@ class Cache:
         now = self._table.tick()
         for g, group in enumerate(self.schema.groups):
             self._table.used[g, path[group.needed(len(path)).start :]] = now
+
+    def _keep(self, path: Ids) -> None:
+        """A hit ended here: what it needs of groups with a tail outlives longer requests."""
+        for g, group in enumerate(self.schema.groups):
+            if group.tail is not None:
+                self._table.kept[g, path[group.needed(len(path)).start :]] = True
 
     def _touch_storage(self, path: Ids) -> None:
         """Tell storage of a hit in any tier, ancestors last."""
@@ -475,36 +524,13 @@ class Cache:
         return figures
 
     def check(self) -> None:
-        """Raise InvariantError unless every hold, pin and private slot has an owner."""
+        """Raise InvariantError unless every owner is sound, and every hold, pin and private slot
+        has one."""
         self.residency.check()
-        table = self._table
-        holds = np.zeros_like(table.holds)
-        pins = np.zeros_like(table.pins)
-        private = [0] * len(self.schema.groups)
-        for lease in self._leases.values():
-            holds[lease.path] += 1
-            for g, group in enumerate(self.schema.groups):
-                share = lease.shares[group.name]
-                private[g] += int(np.count_nonzero(share.owned))
-                at = np.flatnonzero((share.slots != NO_SLOT) & ~share.owned)
-                pins[DEVICE, g, lease.path[at]] += 1
-                if (table.slot[DEVICE, g, lease.path[at]] != share.slots[at]).any():
-                    raise InvariantError("a lease's slot is not its page's")
-        for prefetch in self._prefetcher.open.values():
-            holds[prefetch.path] += 1
-            for g, pages in prefetch.pinned:
-                pins[HOST, g, pages] += 1
-        for pages in self._backup.held():
-            holds[pages] += 1
-        for ticket in self.transfers.pending:
-            for move in ticket.moves:
-                holds[move.pages] += 1
-                if ticket.kind == SAVE:
-                    pins[DEVICE, move.group, move.pages] += 1
-                elif ticket.kind in (LOAD, WRITE):
-                    pins[HOST, move.group, move.pages] += 1
-        if (holds != table.holds).any() or (pins != table.pins).any():
-            raise InvariantError("holds or pins without an owner, or owners without them")
-        for g, count in enumerate(private):
-            if self._device.private(g) != count or self._host.private(g) != 0:
-                raise InvariantError("a private slot has no owner")
+        check_owners(
+            self.residency,
+            list(self._leases.values()),
+            list(self._prefetcher.open.values()),
+            self._backup.held(),
+            self.transfers.pending,
+        )

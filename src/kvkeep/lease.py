@@ -38,6 +38,9 @@ class Share:
     owned: NDArray[np.bool_]  # True: the lease's own; False: pinned through the page's row
     valid_from: int = 0  # pages before this one hold nothing that may be read
     whole: bool = True  # False: its prefix has gaps, so what follows stays private
+    only: set[int] | None = None  # the pages that get a slot: snapshots; None: every page
+    lasting: frozenset[int] = frozenset()  # those of them that hits are expected to end at
+    working: Ids = field(default_factory=lambda: np.empty(0, dtype=np.int32))  # running state
 
 
 @dataclass(slots=True)
@@ -49,6 +52,7 @@ class Lease:
     shares: dict[str, Share]  # by group name
     # of each page of the hit, lowest tier it came from: 0 device, 1 host, 2 storage
     origin: NDArray[np.intp] = field(default_factory=lambda: np.empty(0, dtype=np.intp))
+    cuts: list[int] = field(default_factory=list)  # token positions, sorted: see Lease.next_cut
     waiting: int = 0  # transfers this lease still waits for
     explanation: Explanation = field(default_factory=Explanation)
     detached: bool = False  # its path left the tree: what it computes stays private
@@ -68,6 +72,15 @@ class Lease:
     def slots(self, group: str) -> Ids:
         """Block table: ``[capacity in pages]`` int32 device slots of ``group``; -1: none."""
         return self.shares[group].slots
+
+    def working(self, group: str) -> Ids:
+        """``[Group.working]`` int32 device slots of ``group`` for the request's running state."""
+        return self.shares[group].working
+
+    def next_cut(self, position: int) -> int | None:
+        """The first token position after ``position`` where chunks and re-runs must end, so that
+        a snapshot of running state can be taken there; None: no more."""
+        return next((cut for cut in self.cuts if cut > position), None)
 
     def valid_from(self, group: str) -> int:
         """First page of ``group`` that may be read; more than 0 only under ``lenient``."""

@@ -5,6 +5,8 @@ A slot of a share is either the lease's own (private) or pinned through its page
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -27,20 +29,23 @@ class DeviceSlots:
         share.slots[self._table.depth[ids]] = self._device.pin(g, ids)
 
     def extend(self, g: int, share: Share, count: int, gaps: NDArray[np.intp]) -> bool:
-        """Private slots for ``count`` more pages, and for the pages at ``gaps``."""
-        slots = self._residency.reserve(self._device, g, count + len(gaps))
-        if slots is None:
-            return False
-        share.slots = np.concatenate((share.slots, slots[:count]))
-        share.owned = np.concatenate((share.owned, np.ones(count, dtype=bool)))
-        share.slots[gaps] = slots[count:]
-        share.owned[gaps] = True
-        return True
+        """Private slots for ``count`` more pages, and for the pages at ``gaps``.
 
-    def cut(self, g: int, share: Share, size: int) -> None:
-        """Free private slots from the ``size``-th page on."""
-        self._device.free(g, share.slots[size:])
-        share.slots, share.owned = share.slots[:size], share.owned[:size]
+        Snapshots are a luxury: without room for them, their pages go without."""
+        more = np.arange(len(share.slots), len(share.slots) + count)
+        if share.only is not None:
+            more = more[np.isin(more, list(share.only))]
+        at = np.concatenate((more, gaps))
+        slots = self._residency.reserve(self._device, g, len(at))
+        if slots is None:
+            if share.only is None:
+                return False
+            at, slots = at[:0], share.slots[:0]
+        share.slots = np.concatenate((share.slots, np.full(count, NO_SLOT, dtype=np.int32)))
+        share.owned = np.concatenate((share.owned, np.zeros(count, dtype=bool)))
+        share.slots[at] = slots
+        share.owned[at] = True
+        return True
 
     def let_go(self, g: int, share: Share, path: Ids, first: int) -> None:
         """Unpin or free everything from page ``first`` on."""
@@ -50,11 +55,18 @@ class DeviceSlots:
         self._device.unpin(g, path[at[~own]])
         share.slots, share.owned = share.slots[:first], share.owned[:first]
 
-    def publish(self, g: int, share: Share, path: Ids, first: int) -> Ids:
+    def publish(
+        self, g: int, share: Share, path: Ids, first: int, snapshots: Collection[int]
+    ) -> Ids:
         """Rows of ``path[first:]`` without a slot adopt the lease's; where a row has one, the
         lease takes that instead of its own; where one is being filled, both are kept.
-        Returns the pages whose rows adopted."""
-        at = np.arange(first, len(path))
+        Of a group that keeps snapshots, only those that were taken. Returns the pages whose rows
+        adopted."""
+        at = first + np.flatnonzero(share.owned[first : len(path)])
+        if share.only is not None:
+            at = at[np.isin(at, list(snapshots))]
+            lasting = path[at[np.isin(at, list(share.lasting))]]
+            self._table.kept[g, lasting] = True
         ids, slots = path[at], share.slots[at]
         absent = self._table.where(DEVICE, g, ids, Residence.ABSENT)
         live = self._table.where(DEVICE, g, ids, Residence.LIVE)
@@ -66,13 +78,13 @@ class DeviceSlots:
         return ids[absent]
 
     def slide(self, g: int, share: Share, path: Ids, start: int) -> None:
-        """Let go of pages before ``start``: out of reach, and of use only where hits ended."""
+        """Let go of pages before ``start``: out of reach, and of use only where hits end."""
         at = np.flatnonzero(share.slots[:start] != NO_SLOT)
         own = share.owned[at]
         self._device.free(g, share.slots[at[own]])
         out = path[at[~own]]
         alone = self._table.pins[DEVICE, g, out] == 1
-        self._table.used[g, out[alone & ~self._table.ends[out]]] = 0
+        self._table.used[g, out[alone & ~self._table.kept[g, out]]] = 0
         self._device.unpin(g, out)
         share.slots[at] = NO_SLOT
         share.owned[at] = False

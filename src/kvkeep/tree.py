@@ -115,6 +115,18 @@ class Tree:
         self._node[ids] = None
         return ids
 
+    def parent(self, page: int, depth: int) -> int | None:
+        """The page before ``page`` (at ``depth``); None: it is the first of its prompt."""
+        node = self._node[page]
+        if depth > node.first:
+            return int(node.ids[depth - node.first - 1])
+        return int(node.parent.ids[-1]) if node.parent.size else None
+
+    def is_last(self, page: int, depth: int) -> bool:
+        """Whether ``page`` (at ``depth``) is in the tree with nothing below it."""
+        node = self._node[page] if page < len(self._node) else None
+        return node is not None and not node.kids and depth == node.first + node.size - 1
+
     def _walk(self, node: Node, at: int, raw: bytes) -> tuple[list[Ids], Node]:
         """Follow ``raw`` from the ``at``-th page of ``node`` on; the runs of ids passed."""
         size, done, runs = self.page_bytes, 0, []
