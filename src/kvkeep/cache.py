@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import time
-from bisect import insort
 from collections import Counter
 from collections.abc import Callable, Collection
 
@@ -19,7 +18,7 @@ from .audit import check_owners
 from .backup import Backup
 from .lease import Explanation, Lease, Prefetch, Share
 from .media.memory import Memory
-from .pages import DEVICE, HOST, NO_SLOT, TIERS
+from .pages import DEVICE, NO_SLOT, TIERS
 from .policy import Policy
 from .prefetch import Prefetcher
 from .residency import Residency
@@ -80,7 +79,7 @@ class Cache:
         self.counts: Counter[str] = Counter()
         self._table, self._tree = self.residency.table, self.residency.tree
         self._device, self._host = self.residency.device, self.residency.host
-        self._slots = DeviceSlots(self.residency)
+        self._slots = DeviceSlots(self.residency, self.policy)
         self._backup = Backup(self.residency, self.transfers, self.counts)
         self._prefetcher = Prefetcher(self.residency, self.transfers, self.policy, self.counts)
         self._apply: dict[str, Callable[[Ticket], None]] = {
@@ -146,7 +145,7 @@ class Cache:
         if self._snapshots:
             last = (len(tokens) - 1) // self.schema.page_tokens
             lease.cuts = [n * self.schema.page_tokens for n in sorted({last, known}) if n > pages]
-        moves = self._place(lease, [has[:pages] for has in present], fresh)
+        moves = self._slots.place(lease, [has[:pages] for has in present], fresh)
         if moves is None:
             self.release(lease)
             return None
@@ -182,49 +181,6 @@ class Cache:
                 return False
         return True
 
-    def _place(
-        self, lease: Lease, present: list[NDArray[np.bool_]], fresh: int
-    ) -> list[Move] | None:
-        """Fill in ``lease.shares``: pin what is there, reserve the rest. Returns what is to be
-        loaded, its sources pinned; None if there is no room."""
-        pages, fits = lease.pages, True
-        moves = []
-        for g, group in enumerate(self.schema.groups):
-            at = np.arange(group.needed(pages).start, pages)
-            gaps = at[~present[g][at]]
-            share = Share(np.full(pages, NO_SLOT, np.int32), np.zeros(pages, dtype=bool))
-            lease.shares[group.name] = share
-            share.whole = not len(gaps)
-            if group.working:
-                share.lasting = frozenset(self._pages(cut) - 1 for cut in lease.cuts)
-                share.only = set(share.lasting)
-                working = self.residency.reserve(self._device, g, group.working)
-                share.working = share.working if working is None else working
-                fits &= working is not None
-            if self.policy.missing == "lenient" and len(gaps):
-                share.valid_from = int(gaps[-1]) + 1
-            ids = lease.path[at[at >= share.valid_from]]
-            live = ids[self._table.where(DEVICE, g, ids, Residence.LIVE)]
-            self._slots.pin(g, share, live)
-            absent = self._table.where(DEVICE, g, ids, Residence.ABSENT)
-            load = ids[absent & self._table.where(HOST, g, ids, Residence.LIVE)]
-            self._host.pin(g, load)
-            target = self.residency.reserve(self._device, g, len(load))
-            private = gaps[gaps >= share.valid_from]  # "stale": somebody else's bytes
-            fits &= target is not None and self._slots.extend(g, share, fresh, private)
-            if target is None:
-                self._host.unpin(g, load)
-            else:
-                moves.append(Move(g, load, self._table.slot[HOST, g, load], target))
-            if not fits:
-                break
-        if fits:
-            return moves
-        for move in moves:
-            self._host.unpin(move.group, move.pages)
-            self._device.free(move.group, move.target)
-        return None
-
     def _load(self, lease: Lease, moves: list[Move]) -> None:
         """Submit what is to be loaded, and join what others are loading already."""
         for ticket in self.transfers.pending:
@@ -248,7 +204,7 @@ class Cache:
         """Device slots for tokens ``[0, tokens)`` in every group; False, and nothing taken, if
         the device has no room now."""
         count = self._pages(tokens)
-        self._plan_snapshots(lease, tokens)
+        self._slots.plan_snapshots(lease, tokens)
         taken: list[tuple[int, Share, int]] = []
         for g, group in enumerate(self.schema.groups):
             share = lease.shares[group.name]
@@ -259,21 +215,6 @@ class Cache:
                 return False
             taken.append((g, share, had))
         return True
-
-    def _plan_snapshots(self, lease: Lease, tokens: int) -> None:
-        """Interim snapshots on the way to ``tokens``, as often as the policy says."""
-        every = self.policy.snapshot_pages
-        if not every or not self._snapshots:
-            return
-        size = self.schema.page_tokens
-        held = len(lease.shares[self._snapshots[0]].slots)
-        for page in range((held // every + 1) * every, tokens // size + 1, every):
-            if page * size not in lease.cuts:
-                insort(lease.cuts, page * size)
-            for name in self._snapshots:
-                only = lease.shares[name].only
-                assert only is not None  # a group with working slots keeps snapshots
-                only.add(page - 1)
 
     def commit(
         self, lease: Lease, tokens: NDArray[np.int32], snapshots: Collection[int] = ()

@@ -5,15 +5,18 @@ A slot of a share is either the lease's own (private) or pinned through its page
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Collection
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .lease import Share
-from .pages import DEVICE, NO_SLOT
+from .lease import Lease, Share
+from .pages import DEVICE, HOST, NO_SLOT
+from .policy import Policy
 from .residency import Residency
 from .schema import Residence
+from .transfer import Move
 
 Ids = NDArray[np.int32]
 
@@ -21,9 +24,70 @@ Ids = NDArray[np.int32]
 class DeviceSlots:
     """Operations on shares; ``g`` is the group's index. The scheduler's thread only."""
 
-    def __init__(self, residency: Residency) -> None:
-        self._residency = residency
-        self._table, self._device = residency.table, residency.device
+    def __init__(self, residency: Residency, policy: Policy) -> None:
+        self._residency, self._policy = residency, policy
+        self._table, self._device, self._host = residency.table, residency.device, residency.host
+        self._snapshots = [group.name for group in residency.schema.groups if group.working]
+
+    def place(
+        self, lease: Lease, present: list[NDArray[np.bool_]], fresh: int
+    ) -> list[Move] | None:
+        """Fill in ``lease.shares``: pin what is there, reserve the rest. Returns what is to be
+        loaded, its sources pinned; None if there is no room."""
+        pages, fits = lease.pages, True
+        moves = []
+        for g, group in enumerate(self._residency.schema.groups):
+            at = np.arange(group.needed(pages).start, pages)
+            gaps = at[~present[g][at]]
+            share = Share(np.full(pages, NO_SLOT, np.int32), np.zeros(pages, dtype=bool))
+            lease.shares[group.name] = share
+            share.whole = not len(gaps)
+            if group.working:
+                share.lasting = frozenset(
+                    cut // self._residency.schema.page_tokens - 1 for cut in lease.cuts
+                )
+                share.only = set(share.lasting)
+                working = self._residency.reserve(self._device, g, group.working)
+                share.working = share.working if working is None else working
+                fits &= working is not None
+            if self._policy.missing == "lenient" and len(gaps):
+                share.valid_from = int(gaps[-1]) + 1
+            ids = lease.path[at[at >= share.valid_from]]
+            live = ids[self._table.where(DEVICE, g, ids, Residence.LIVE)]
+            self.pin(g, share, live)
+            absent = self._table.where(DEVICE, g, ids, Residence.ABSENT)
+            load = ids[absent & self._table.where(HOST, g, ids, Residence.LIVE)]
+            self._host.pin(g, load)
+            target = self._residency.reserve(self._device, g, len(load))
+            private = gaps[gaps >= share.valid_from]  # "stale": somebody else's bytes
+            fits &= target is not None and self.extend(g, share, fresh, private)
+            if target is None:
+                self._host.unpin(g, load)
+            else:
+                moves.append(Move(g, load, self._table.slot[HOST, g, load], target))
+            if not fits:
+                break
+        if fits:
+            return moves
+        for move in moves:
+            self._host.unpin(move.group, move.pages)
+            self._device.free(move.group, move.target)
+        return None
+
+    def plan_snapshots(self, lease: Lease, tokens: int) -> None:
+        """Interim snapshots on the way to ``tokens``, as often as the policy says."""
+        every = self._policy.snapshot_pages
+        if not every or not self._snapshots:
+            return
+        size = self._residency.schema.page_tokens
+        held = len(lease.shares[self._snapshots[0]].slots)
+        for page in range((held // every + 1) * every, tokens // size + 1, every):
+            if page * size not in lease.cuts:
+                insort(lease.cuts, page * size)
+            for name in self._snapshots:
+                only = lease.shares[name].only
+                assert only is not None  # a group with working slots keeps snapshots
+                only.add(page - 1)
 
     def pin(self, g: int, share: Share, ids: Ids) -> None:
         share.slots[self._table.depth[ids]] = self._device.pin(g, ids)
