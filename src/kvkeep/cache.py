@@ -90,7 +90,6 @@ class Cache:
             PROBE: self._prefetcher.probed,
             TOUCH: lambda _: None,
         }
-        self._snapshots = [group.name for group in schema.groups if group.working]
         self._leases: dict[int, Lease] = {}
         self._closed = False
 
@@ -142,9 +141,11 @@ class Cache:
         lease = Lease(namespace, path, {}, explanation=explanation)
         self._table.hold(path)
         self._leases[lease.serial] = lease
-        if self._snapshots:
-            last = (len(tokens) - 1) // self.schema.page_tokens
-            lease.cuts = [n * self.schema.page_tokens for n in sorted({last, known}) if n > pages]
+        if any(group.working for group in self.schema.groups):
+            ends = sorted({len(self._raw(tokens)) // self._tree.page_bytes, known})
+            lease.cuts = [n * self.schema.page_tokens for n in ends if n > pages]
+            lease.lasting = frozenset(lease.cuts)
+        self._slots.plan_snapshots(lease, pages, pages + fresh)
         moves = self._slots.place(lease, [has[:pages] for has in present], fresh)
         if moves is None:
             self.release(lease)
@@ -204,12 +205,12 @@ class Cache:
         """Device slots for tokens ``[0, tokens)`` in every group; False, and nothing taken, if
         the device has no room now."""
         count = self._pages(tokens)
-        self._slots.plan_snapshots(lease, tokens)
         taken: list[tuple[int, Share, int]] = []
         for g, group in enumerate(self.schema.groups):
             share = lease.shares[group.name]
             had = len(share.slots)
-            if not self._slots.extend(g, share, max(0, count - had), _NO_GAPS):
+            self._slots.plan_snapshots(lease, had, count)
+            if not self._slots.extend(g, lease, max(0, count - had), _NO_GAPS):
                 for group_index, shared, size in taken:
                     self._slots.let_go(group_index, shared, lease.path, size)
                 return False
@@ -251,7 +252,7 @@ class Cache:
         for g, group in enumerate(self.schema.groups):
             share = lease.shares[group.name]
             if share.whole:
-                adopted = self._slots.publish(g, share, lease.path, first, snapshots)
+                adopted = self._slots.publish(g, lease, first, snapshots)
                 self._backup.add(g, adopted)
             if group.tail is not None:
                 self._slots.slide(g, share, lease.path, group.needed(last).start)

@@ -38,8 +38,6 @@ class Share:
     owned: NDArray[np.bool_]  # True: the lease's own; False: pinned through the page's row
     valid_from: int = 0  # pages before this one hold nothing that may be read
     whole: bool = True  # False: its prefix has gaps, so what follows stays private
-    only: set[int] | None = None  # the pages that get a slot: snapshots; None: every page
-    lasting: frozenset[int] = frozenset()  # those of them that hits are expected to end at
     working: Ids = field(default_factory=lambda: np.empty(0, dtype=np.int32))  # running state
 
 
@@ -52,7 +50,8 @@ class Lease:
     shares: dict[str, Share]  # by group name
     # of each page of the hit, lowest tier it came from: 0 device, 1 host, 2 storage
     origin: NDArray[np.intp] = field(default_factory=lambda: np.empty(0, dtype=np.intp))
-    cuts: list[int] = field(default_factory=list)  # token positions, sorted: see Lease.next_cut
+    cuts: list[int] = field(default_factory=list)  # token positions, sorted: see next_cut
+    lasting: frozenset[int] = frozenset()  # those of them that hits are expected to end at
     waiting: int = 0  # transfers this lease still waits for
     explanation: Explanation = field(default_factory=Explanation)
     detached: bool = False  # its path left the tree: what it computes stays private

@@ -5,7 +5,6 @@ A slot of a share is either the lease's own (private) or pinned through its page
 
 from __future__ import annotations
 
-from bisect import insort
 from collections.abc import Collection
 
 import numpy as np
@@ -27,7 +26,7 @@ class DeviceSlots:
     def __init__(self, residency: Residency, policy: Policy) -> None:
         self._residency, self._policy = residency, policy
         self._table, self._device, self._host = residency.table, residency.device, residency.host
-        self._snapshots = [group.name for group in residency.schema.groups if group.working]
+        self._groups = residency.schema.groups
 
     def place(
         self, lease: Lease, present: list[NDArray[np.bool_]], fresh: int
@@ -36,20 +35,14 @@ class DeviceSlots:
         loaded, its sources pinned; None if there is no room."""
         pages, fits = lease.pages, True
         moves = []
-        for g, group in enumerate(self._residency.schema.groups):
+        for g, group in enumerate(self._groups):
             at = np.arange(group.needed(pages).start, pages)
             gaps = at[~present[g][at]]
             share = Share(np.full(pages, NO_SLOT, np.int32), np.zeros(pages, dtype=bool))
             lease.shares[group.name] = share
             share.whole = not len(gaps)
-            if group.working:
-                share.lasting = frozenset(
-                    cut // self._residency.schema.page_tokens - 1 for cut in lease.cuts
-                )
-                share.only = set(share.lasting)
-                working = self._residency.reserve(self._device, g, group.working)
-                share.working = share.working if working is None else working
-                fits &= working is not None
+            working = self._residency.reserve(self._device, g, group.working)
+            share.working = share.working if working is None else working
             if self._policy.missing == "lenient" and len(gaps):
                 share.valid_from = int(gaps[-1]) + 1
             ids = lease.path[at[at >= share.valid_from]]
@@ -60,7 +53,8 @@ class DeviceSlots:
             self._host.pin(g, load)
             target = self._residency.reserve(self._device, g, len(load))
             private = gaps[gaps >= share.valid_from]  # "stale": somebody else's bytes
-            fits &= target is not None and self.extend(g, share, fresh, private)
+            fits = working is not None and target is not None
+            fits = fits and self.extend(g, lease, fresh, private)
             if target is None:
                 self._host.unpin(g, load)
             else:
@@ -74,35 +68,30 @@ class DeviceSlots:
             self._device.free(move.group, move.target)
         return None
 
-    def plan_snapshots(self, lease: Lease, tokens: int) -> None:
-        """Interim snapshots on the way to ``tokens``, as often as the policy says."""
+    def plan_snapshots(self, lease: Lease, first: int, last: int) -> None:
+        """Interim snapshots in pages ``[first, last)``, as often as the policy says."""
         every = self._policy.snapshot_pages
-        if not every or not self._snapshots:
-            return
-        size = self._residency.schema.page_tokens
-        held = len(lease.shares[self._snapshots[0]].slots)
-        for page in range((held // every + 1) * every, tokens // size + 1, every):
-            if page * size not in lease.cuts:
-                insort(lease.cuts, page * size)
-            for name in self._snapshots:
-                only = lease.shares[name].only
-                assert only is not None  # a group with working slots keeps snapshots
-                only.add(page - 1)
+        if every and any(group.working for group in self._groups):
+            pages = range((first // every + 1) * every, last + 1, every)
+            more = {page * self._residency.schema.page_tokens for page in pages}
+            lease.cuts = sorted(more.union(lease.cuts))
 
     def pin(self, g: int, share: Share, ids: Ids) -> None:
         share.slots[self._table.depth[ids]] = self._device.pin(g, ids)
 
-    def extend(self, g: int, share: Share, count: int, gaps: NDArray[np.intp]) -> bool:
+    def extend(self, g: int, lease: Lease, count: int, gaps: NDArray[np.intp]) -> bool:
         """Private slots for ``count`` more pages, and for the pages at ``gaps``.
 
         Snapshots are a luxury: without room for them, their pages go without."""
+        group = self._groups[g]
+        share = lease.shares[group.name]
         more = np.arange(len(share.slots), len(share.slots) + count)
-        if share.only is not None:
-            more = more[np.isin(more, list(share.only))]
+        if group.working:
+            more = more[np.isin((more + 1) * self._residency.schema.page_tokens, lease.cuts)]
         at = np.concatenate((more, gaps))
         slots = self._residency.reserve(self._device, g, len(at))
         if slots is None:
-            if share.only is None:
+            if not group.working:
                 return False
             at, slots = at[:0], share.slots[:0]
         share.slots = np.concatenate((share.slots, np.full(count, NO_SLOT, dtype=np.int32)))
@@ -119,18 +108,18 @@ class DeviceSlots:
         self._device.unpin(g, path[at[~own]])
         share.slots, share.owned = share.slots[:first], share.owned[:first]
 
-    def publish(
-        self, g: int, share: Share, path: Ids, first: int, snapshots: Collection[int]
-    ) -> Ids:
-        """Rows of ``path[first:]`` without a slot adopt the lease's; where a row has one, the
+    def publish(self, g: int, lease: Lease, first: int, snapshots: Collection[int]) -> Ids:
+        """Rows of ``lease.path[first:]`` without a slot adopt the lease's; where a row has one, the
         lease takes that instead of its own; where one is being filled, both are kept.
         Of a group that keeps snapshots, only those that were taken. Returns the pages whose rows
         adopted."""
+        group, path = self._groups[g], lease.path
+        share = lease.shares[group.name]
         at = first + np.flatnonzero(share.owned[first : len(path)])
-        if share.only is not None:
+        if group.working:
             at = at[np.isin(at, list(snapshots))]
-            lasting = path[at[np.isin(at, list(share.lasting))]]
-            self._table.kept[g, lasting] = True
+            ends = (at + 1) * self._residency.schema.page_tokens
+            self._table.kept[g, path[at[np.isin(ends, list(lease.lasting))]]] = True
         ids, slots = path[at], share.slots[at]
         absent = self._table.where(DEVICE, g, ids, Residence.ABSENT)
         live = self._table.where(DEVICE, g, ids, Residence.LIVE)
