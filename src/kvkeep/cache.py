@@ -18,7 +18,7 @@ from .audit import check_owners
 from .backup import Backup
 from .lease import Explanation, Lease, Prefetch, Share
 from .media.memory import Memory
-from .pages import DEVICE, NO_SLOT, TIERS
+from .pages import DEVICE, MANY, NO_SLOT, TIERS
 from .policy import Policy
 from .prefetch import Prefetcher
 from .residency import Residency
@@ -153,7 +153,7 @@ class Cache:
         self._trace(lease, prefetch.fetched if prefetch else _NONE)
         if pages:
             self._stamp(path)
-            self._keep(path)
+            self._count_hit(path)
             self._touch_storage(path)
         self._load(lease, moves)
         if prefetch:
@@ -255,7 +255,7 @@ class Cache:
                 adopted = self._slots.publish(g, lease, first, snapshots)
                 self._backup.add(g, adopted)
             if group.tail is not None:
-                self._slots.slide(g, share, lease.path, group.needed(last).start)
+                self._slots.slide(g, lease, group.needed(last).start)
 
     def release(self, lease: Lease) -> None:
         """Give everything back. Idempotent, also while it is being loaded."""
@@ -357,11 +357,12 @@ class Cache:
         for g, group in enumerate(self.schema.groups):
             self._table.used[g, path[group.needed(len(path)).start :]] = now
 
-    def _keep(self, path: Ids) -> None:
-        """A hit ended here: what it needs of groups with a tail outlives longer requests."""
+    def _count_hit(self, path: Ids) -> None:
+        """A hit ended here. Where many do, a tail stays when longer requests slide past it."""
         for g, group in enumerate(self.schema.groups):
             if group.tail is not None:
-                self._table.kept[g, path[group.needed(len(path)).start :]] = True
+                tail = path[group.needed(len(path)).start :]
+                self._table.hits[g, tail] = np.minimum(self._table.hits[g, tail] + 1, MANY)
 
     def _touch_storage(self, path: Ids) -> None:
         """Tell storage of a hit in any tier, ancestors last."""

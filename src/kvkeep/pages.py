@@ -17,6 +17,7 @@ Ids = NDArray[np.int32]
 DEVICE, HOST = 0, 1
 TIERS = ("device", "host")
 NO_SLOT = -1
+MANY = 2  # hits that make a place worth keeping: one is how any conversation goes on
 
 _COLUMNS: dict[str, tuple[type, int]] = {
     # name: (dtype, what a fresh row holds)
@@ -27,7 +28,7 @@ _COLUMNS: dict[str, tuple[type, int]] = {
     "state": (np.uint8, Residence.ABSENT),
     "pins": (np.int32, 0),
     "used": (np.int64, 0),
-    "kept": (np.bool_, False),
+    "hits": (np.uint8, 0),
     "stored": (np.bool_, False),
 }
 
@@ -46,7 +47,7 @@ class PageTable:
     state     [tiers, groups, pages]  :class:`~kvkeep.schema.Residence`
     pins      [tiers, groups, pages]  users of the slot; it stays while there are any
     used      [groups, pages]   clock of the last admit or commit that needed it
-    kept      [groups, pages]   of groups with a tail: a hit needed it, or is expected to
+    hits      [groups, pages]   hits that needed it, up to ``MANY``; of groups with a tail
     stored    [groups, pages]   hint: it was written to, or read from, storage
     ========= ================= ==================================================================
     """
@@ -58,7 +59,7 @@ class PageTable:
     state: NDArray[np.uint8]
     pins: Ids
     used: NDArray[np.int64]
-    kept: NDArray[np.bool_]
+    hits: NDArray[np.uint8]
     stored: NDArray[np.bool_]
 
     def __init__(self, groups: int, capacity: int = 1024) -> None:
@@ -70,7 +71,7 @@ class PageTable:
             "state": (2, groups),
             "pins": (2, groups),
         }
-        lead |= {"used": (groups,), "kept": (groups,), "stored": (groups,)}
+        lead |= {"used": (groups,), "hits": (groups,), "stored": (groups,)}
         for name, (dtype, _) in _COLUMNS.items():
             setattr(self, name, np.empty((*lead.get(name, ()), 0), dtype=dtype))
         self._free: list[int] = []

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .lease import Lease, Share
-from .pages import DEVICE, HOST, NO_SLOT
+from .pages import DEVICE, HOST, MANY, NO_SLOT
 from .policy import Policy
 from .residency import Residency
 from .schema import Residence
@@ -118,8 +118,6 @@ class DeviceSlots:
         at = first + np.flatnonzero(share.owned[first : len(path)])
         if group.working:
             at = at[np.isin(at, list(snapshots))]
-            ends = (at + 1) * self._residency.schema.page_tokens
-            self._table.kept[g, path[at[np.isin(ends, list(lease.lasting))]]] = True
         ids, slots = path[at], share.slots[at]
         absent = self._table.where(DEVICE, g, ids, Residence.ABSENT)
         live = self._table.where(DEVICE, g, ids, Residence.LIVE)
@@ -130,14 +128,21 @@ class DeviceSlots:
         self._device.free(g, slots[live])
         return ids[absent]
 
-    def slide(self, g: int, share: Share, path: Ids, start: int) -> None:
-        """Let go of pages before ``start``: out of reach, and of use only where hits end."""
-        at = np.flatnonzero(share.slots[:start] != NO_SLOT)
-        own = share.owned[at]
-        self._device.free(g, share.slots[at[own]])
-        out = path[at[~own]]
-        alone = self._table.pins[DEVICE, g, out] == 1
-        self._table.used[g, out[alone & ~self._table.kept[g, out]]] = 0
+    def slide(self, g: int, lease: Lease, start: int) -> None:
+        """Let go of pages before ``start``. Out of reach of this request, they are the first to
+        be evicted, or a long request's dead pages would outlive idle sessions' useful tails;
+        except where many hits ended, and snapshots that one is expected to end at."""
+        share, path = lease.shares[self._groups[g].name], lease.path
+        gone = np.flatnonzero(share.slots[:start] != NO_SLOT)
+        own = share.owned[gone]
+        self._device.free(g, share.slots[gone[own]])
+        at = gone[~own]
+        out = path[at]
+        dead = (self._table.pins[DEVICE, g, out] == 1) & (self._table.hits[g, out] < MANY)
+        if self._groups[g].working:
+            ends = (at + 1) * self._residency.schema.page_tokens
+            dead &= ~np.isin(ends, list(lease.lasting))
+        self._table.used[g, out[dead]] = 0
         self._device.unpin(g, out)
-        share.slots[at] = NO_SLOT
-        share.owned[at] = False
+        share.slots[gone] = NO_SLOT
+        share.owned[gone] = False
