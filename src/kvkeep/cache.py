@@ -107,8 +107,9 @@ class Cache:
         return self._prefetcher.begin(self._raw(tokens), namespace)
 
     def ready(self, prefetch: Prefetch) -> bool:
-        """Whether the prefetch policy lets the request be scheduled now."""
-        return prefetch.done
+        """Whether the prefetch policy lets the request be scheduled now. Nobody waits for storage
+        that is out of order: what a call that hangs brings at last, it brings for others."""
+        return prefetch.done or self.transfers.breaker.open
 
     def cancel(self, prefetch: Prefetch) -> None:
         """The request is gone. Idempotent; what is being read arrives for others."""

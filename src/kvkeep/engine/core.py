@@ -74,7 +74,8 @@ class Engine:
         self._thread = threading.Thread(target=self._run, name="kvkeep-engine", daemon=True)
 
     def listen(self, callback: Callable[[Reply], None]) -> None:
-        """Have every reply from now on given to ``callback``, on the engine's thread."""
+        """Have every reply from now on given to ``callback``, on the engine's thread; the last
+        ones on the thread that closes it."""
         self._reply = callback
 
     def start(self) -> None:
@@ -98,6 +99,10 @@ class Engine:
             self._closing.set()
         if self._thread.is_alive():
             self._thread.join()
+        closed = Closed("the engine was closed")
+        self._fail_all(closed)
+        while not self._inbox.empty():
+            self._refuse(self._inbox.get().id, closed)
         self.cache.close()
 
     def _run(self) -> None:
@@ -107,10 +112,6 @@ class Engine:
             except Exception as error:  # whatever it was, others are still to be served
                 log.exception("a turn failed")
                 self._fail_all(error)
-        closed = Closed("the engine was closed")
-        self._fail_all(closed)
-        while not self._inbox.empty():
-            self._refuse(self._inbox.get().id, closed)
 
     def turn(self) -> None:
         """Take messages, tick the cache, run a step if there is one. The engine's thread only."""
@@ -175,7 +176,7 @@ class Engine:
                 case Evict():
                     self._reply(Done(message.id, self.cache.evict(message.tier)))
                 case Ask():
-                    self._reply(Figures(message.id, self._figures()))
+                    self._reply(Figures(message.id, self.figures()))
         except Exception as error:
             if not isinstance(error, KvkeepError):
                 log.exception("a message could not be handled")
@@ -210,7 +211,8 @@ class Engine:
         seq.times.first_token = seq.times.first_token or now
         seq.times.last_token = now
         kept = self._until_end_token(seq, tokens)
-        text, stopped = detokenizer.push(tokens[:kept])
+        shown = kept if seq.finish is None else kept - 1  # an end token is no text
+        text, stopped = detokenizer.push(tokens[:shown])
         if stopped is not None:
             kept, seq.finish = stopped, "stop"
         seq.cut(len(tokens) - kept)
@@ -255,7 +257,8 @@ class Engine:
     def _refuse(self, name: str, error: Exception) -> None:
         self._reply(Failed(name, type(error).__name__, str(error)))
 
-    def _figures(self) -> dict[str, float]:
+    def figures(self) -> dict[str, float]:
+        """Counters and gauges of the cache and the scheduler. The engine's thread only."""
         figures = self.cache.figures() | dict(self.scheduler.counts)
         figures["running_requests"] = len(self.scheduler.running)
         figures["waiting_requests"] = len(self.scheduler.waiting)
