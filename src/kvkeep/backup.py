@@ -65,8 +65,8 @@ class Backup:
         fit = table.where(DEVICE, group, waiting, Residence.LIVE) & ~table.dying[waiting]
         self._give_up("unsaved_pages_total", waiting[~fit])
         waiting = waiting[fit]
-        room = residency.make_room(residency.host, group, len(waiting))
         absent = table.where(HOST, group, waiting, Residence.ABSENT)
+        room = residency.make_room(residency.host, group, int(np.count_nonzero(absent)))
         ready, later = _split(waiting, absent, room)
         self._put_back(self._unsaved, group, later)
         slots = residency.host.reserve(group, len(ready))

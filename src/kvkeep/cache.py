@@ -204,7 +204,9 @@ class Cache:
 
     def grow(self, lease: Lease, tokens: int) -> bool:
         """Device slots for tokens ``[0, tokens)`` in every group; False, and nothing taken, if
-        the device has no room now."""
+        the device has no room now, or the lease was released."""
+        if lease.released:
+            return False
         count = self._pages(tokens)
         taken: list[tuple[int, Share, int]] = []
         for g, group in enumerate(self.schema.groups):
@@ -325,9 +327,8 @@ class Cache:
         for g, group in enumerate(self.schema.groups):
             needed = group.needed(pages)
             gaps = needed.start + np.flatnonzero(~has[g][needed.start : pages])
-            if len(gaps):  # only of a group that a lenient hit does without
-                share = lease.shares[group.name]
-                share.whole, share.valid_from = False, int(gaps[-1]) + 1
+            share = lease.shares[group.name]  # with gaps only where a lenient hit does without
+            share.whole, share.valid_from = not len(gaps), int(gaps[-1]) + 1 if len(gaps) else 0
         self._explain(lease)
 
     def _contain(self, ticket: Ticket) -> None:
@@ -380,7 +381,8 @@ class Cache:
         """The first group that keeps a hit from being one page longer; None: the tree ends."""
         for group, has in zip(self.schema.groups, present, strict=True):
             needed = group.needed(pages + 1)
-            if pages < len(has) and not has[needed.start : needed.stop].all():
+            counts = group.required or self.policy.missing == "strict"
+            if counts and pages < len(has) and not has[needed.start : needed.stop].all():
                 return group.name
         return None
 

@@ -124,8 +124,10 @@ class Prefetcher:
             live = table.where(HOST, group, path, Residence.LIVE) & needed
             self._pin(prefetch, group, path[live])
         room = [
-            min(cap, residency.make_room(residency.host, g, min(cap, int(lacks.sum()))))
-            for g, (cap, lacks) in enumerate(zip(left, missing, strict=True))
+            min(cap, residency.make_room(residency.host, g, min(cap, count)))
+            for g, (cap, count) in enumerate(
+                zip(left, self._wanted(prefetch.reach, missing), strict=True)
+            )
         ]
         pages = prefetch.reach
         while pages and not self._fits(pages, missing, room):
@@ -190,10 +192,15 @@ class Prefetcher:
 
     def _fits(self, pages: int, missing: list[NDArray[np.bool_]], room: list[int]) -> bool:
         """Whether what ``[0, pages)`` needs and lacks is at most ``room`` slots of each group."""
-        return all(
-            np.count_nonzero(lacks[:pages] & self._needed(group, pages)) <= room[group]
+        wanted = self._wanted(pages, missing)
+        return all(count <= free for count, free in zip(wanted, room, strict=True))
+
+    def _wanted(self, pages: int, missing: list[NDArray[np.bool_]]) -> list[int]:
+        """Pages of each group that ``[0, pages)`` needs and lacks."""
+        return [
+            int(np.count_nonzero(lacks[:pages] & self._needed(group, pages)))
             for group, lacks in enumerate(missing)
-        )
+        ]
 
 
 _NONE = np.empty(0, dtype=np.int32)

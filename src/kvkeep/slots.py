@@ -143,6 +143,7 @@ class DeviceSlots:
             ends = (at + 1) * self._residency.schema.page_tokens
             dead &= ~np.isin(ends, list(lease.lasting))
         self._table.used[g, out[dead]] = 0
+        self._host.offer(g, out[dead])
         self._device.unpin(g, out)
         share.slots[gone] = NO_SLOT
         share.owned[gone] = False
