@@ -60,7 +60,9 @@ def memory() -> Memory:
     """Two groups, unlike in every way."""
     return Memory(
         schema(
-            Group("full", (Component("k", (0, 1), (2, 3), "BF16"), Component("v", (1,), (5,), "I8"))),
+            Group(
+                "full", (Component("k", (0, 1), (2, 3), "BF16"), Component("v", (1,), (5,), "I8"))
+            ),
             Group("state", (Component("conv", (0,), (700, 2), "F32"),)),
         ),
         [4, 3],

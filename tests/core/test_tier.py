@@ -151,7 +151,12 @@ def test_victims_come_in_order(actions, select: float) -> None:
     """Whatever is added, pinned, unpinned, used or evicted, eviction is a sort of all that may go.
 
     Clocks only grow, as they do in the cache."""
-    kvkeep.tier._SELECT = select
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kvkeep.tier, "_SELECT", select)
+        _compare(actions)
+
+
+def _compare(actions) -> None:
     room, live, clock = Room(12), {}, 0
     for action, number, depth in actions:
         page = sorted(live)[number % len(live)] if live else None

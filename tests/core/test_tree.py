@@ -1,5 +1,7 @@
 """The radix tree: against a dict, and case by case."""
 
+from itertools import chain
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -62,7 +64,7 @@ class Forest:
         found = self.tree.match(namespace, raw(*whole)).tolist()
         path = [self.pages.get((namespace, whole[:i])) for i in range(P, len(whole) + 1, P)]
         assert found == path[: (*path, None).index(None)]
-        assert sorted(sum(runs(self.tree), [])) == sorted(self.pages.values())
+        assert sorted(chain.from_iterable(runs(self.tree))) == sorted(self.pages.values())
 
 
 Tokens = st.lists(st.integers(0, 1), max_size=12).map(tuple)

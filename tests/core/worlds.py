@@ -21,7 +21,7 @@ from kvkeep.cache import Cache
 from kvkeep.lease import Lease, Prefetch
 from kvkeep.policy import Policy
 from kvkeep.schema import Component, Group, Identity, Key, Residence, Schema, StoreError
-from kvkeep.transfer import READ, Ticket
+from kvkeep.transfer import READ, TOUCH, Ticket
 
 P = 2
 JUNK = "junk"
@@ -99,7 +99,8 @@ class DictStore:
         return [not (self.fault and i % 2) for i in range(count)]
 
     def probe(self, keys):
-        return [works and key in self.records for works, key in zip(self._works(len(keys)), keys)]
+        works = self._works(len(keys))
+        return [ok and key in self.records for ok, key in zip(works, keys, strict=True)]
 
     def read(self, keys, out):
         landed = []
@@ -111,7 +112,9 @@ class DictStore:
 
     def write(self, keys, records):
         works = self._works(len(keys))
-        self.records |= {k: cell.value for k, cell, ok in zip(keys, records, works) if ok}
+        for key, cell, ok in zip(keys, records, works, strict=True):
+            if ok:
+                self.records[key] = cell.value
         return works
 
     def touch(self, keys) -> None:
@@ -292,6 +295,8 @@ class World:
         request.lease, request.prefetch, request.computed = lease, None, None
         if pages:
             self._stamp(request, pages)
+            touch = self.lanes["write"].queue[-1:]
+            assert not self.cache.transfers.storage or touch[0].kind == TOUCH, "storage not told"
             for g in self.groups:
                 self.oracle.ends |= {(g, request.path(i)) for i in self.needed(g, pages)}
         self.happened["hit" if pages else "admitted"] += 1
@@ -346,6 +351,7 @@ class World:
         first, last = lease.pages, request.computed // P
         detached = lease.detached or (first and bool(self.table.dying[lease.path[-1]]))
         tree = self.tree()
+        oracle.forget(lambda path: path not in tree)  # to grow may have evicted it
         moving = {
             (g, i): i < first or self._state(tree, 0, g, request.path(i)) != WRITING
             for g in self.groups
@@ -385,7 +391,7 @@ class World:
                     oracle.used[g, page] = 0
 
     def release(self, request: Request, again: bool = False) -> None:
-        """The request ends, in the middle of anything; ``again``: it is preempted and comes back."""
+        """The request ends, in the middle of anything; ``again``: preempted, to come back."""
         for _ in range(2):
             if request.lease:
                 self.cache.release(request.lease)
@@ -552,7 +558,7 @@ class World:
     def _check_bytes(self, tree: dict[Path, int]) -> None:
         for tier, pools in enumerate(self.media.tiers):
             for g, grp in enumerate(self.schema.groups):
-                for slot, owners in self._owners(tier, g).items():
+                for owners in self._owners(tier, g).values():
                     assert len(owners) == 1, f"a slot is shared by {owners}"
                 for path, page in tree.items():
                     if self.table.state[tier, g, page] == LIVE:
@@ -586,6 +592,7 @@ class World:
         for g, grp in enumerate(self.schema.groups):
             slots, valid = lease.slots(grp.name), lease.valid_from(grp.name)
             assert valid == 0 or (self.missing == "lenient" and not grp.required)
+            assert valid <= lease.pages
             for i in self.needed(g, computed):
                 if i >= valid:
                     assert slots[i] >= 0, f"a running request lost {grp.name} of page {i}"
@@ -598,8 +605,8 @@ class World:
         """Everything under way lands."""
         for _ in range(200):
             self.tick()
-            if self.cache.idle and not any(lane.queue for lane in self.lanes.values()):
-                return
+            if not self.cache.transfers.pending:
+                return  # what waits in line now, waits for requests
             for lane in self.lanes:
                 self.step(lane, 0, 99)
         raise AssertionError("transfers never end")
@@ -636,7 +643,8 @@ class World:
         for path, page in self.tree().items():
             for g, grp in enumerate(self.schema.groups):
                 key = Key(self.schema.fingerprint(grp), true_key(path))
-                if self.table.state[:, g, page].any() and key not in self.lost:
+                kept = self.host[g] and self.table.state[:, g, page].any()
+                if kept and key not in self.lost:
                     missing += key not in self.store.records
         counts = self.cache.counts
         assert missing <= counts["unsaved_pages_total"] + counts["unwritten_pages_total"]
