@@ -14,6 +14,7 @@ The invariants, in words:
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,14 +28,22 @@ from .transfer import LOAD, SAVE, WRITE, Ticket
 Ids = NDArray[np.int32]
 
 
-def check_owners(
+class Owned(NamedTuple):
+    """What the owners of pages and slots have, counted."""
+
+    holds: Ids  # [pages]
+    pins: Ids  # [tiers, groups, pages]
+    private: list[int]  # device slots, by group
+
+
+def count_owned(
     residency: Residency,
     leases: Iterable[Lease],
     prefetches: Iterable[Prefetch],
     lines: Iterable[Ids],
     tickets: Iterable[Ticket],
-) -> None:
-    """Raise InvariantError unless holds, pins and private slots are just those of their owners."""
+) -> Owned:
+    """Count holds, pins and private slots anew."""
     table, groups = residency.table, residency.schema.groups
     holds, pins = np.zeros_like(table.holds), np.zeros_like(table.pins)
     private = [0] * len(groups)
@@ -60,6 +69,12 @@ def check_owners(
                 pins[DEVICE, move.group, move.pages] += 1
             elif ticket.kind in (LOAD, WRITE):
                 pins[HOST, move.group, move.pages] += 1
+    return Owned(holds, pins, private)
+
+
+def check_owned(residency: Residency, holds: Ids, pins: Ids, private: list[int]) -> None:
+    """Raise InvariantError unless holds, pins and private slots are just those of their owners."""
+    table = residency.table
     if (holds != table.holds).any() or (pins != table.pins).any():
         raise InvariantError("holds or pins without an owner, or owners without them")
     for g, count in enumerate(private):

@@ -42,7 +42,9 @@ class Backup:
 
     def add(self, group: int, pages: Ids) -> None:
         """These were committed."""
-        if len(pages) and self._residency.host.capacity[group]:
+        if not self._residency.host.capacity[group]:
+            self._counts["unsaved_pages_total"] += len(pages)
+        elif len(pages):
             self._residency.table.hold(pages)
             self._unsaved[group].append(pages)
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection
 import numpy as np
 from numpy.typing import NDArray
 
-from .audit import check_owners
+from .audit import Owned, check_owned, count_owned
 from .backup import Backup
 from .lease import Explanation, Lease, Prefetch, Share
 from .media.memory import Memory
@@ -157,6 +157,7 @@ class Cache:
             self._count_hit(path)
             self._touch_storage(path)
         self._load(lease, moves)
+        self.counts["lenient_hits_total"] += any(not s.whole for s in lease.shares.values())
         if prefetch:
             self._prefetcher.close(prefetch)
         if lease.ready:
@@ -280,7 +281,6 @@ class Cache:
                 self._apply[ticket.kind](ticket)
             except InvariantError:
                 log.exception("bookkeeping is wrong; the pages of one transfer are dropped")
-                self.counts["invariant_errors_total"] += 1
                 self._contain(ticket)
         self._prefetcher.advance()
         self._backup.advance()
@@ -314,8 +314,12 @@ class Cache:
             self._slots.pin(move.group, share, ids[mine])
 
     def _settle(self, lease: Lease, ticket: Ticket) -> None:
-        """Everything landed or failed: apply the hit rule again to what the lease now has."""
-        has = [lease.shares[g.name].slots[: lease.pages] != NO_SLOT for g in self.schema.groups]
+        """Everything landed or failed: apply the hit rule again, to what is on the device."""
+        has = [
+            (lease.shares[group.name].slots[: lease.pages] != NO_SLOT)
+            | self._table.where(DEVICE, g, lease.path, Residence.LIVE)
+            for g, group in enumerate(self.schema.groups)
+        ]
         pages = self.schema.usable(has, self.policy.missing == "strict")
         lease.explanation.load_ms = 1e3 * (time.monotonic() - ticket.submitted)
         if pages < lease.pages:
@@ -325,14 +329,19 @@ class Cache:
             self.residency.unhold(lease.path[pages:])
             lease.path = lease.path[:pages]
         for g, group in enumerate(self.schema.groups):
-            needed = group.needed(pages)
+            share, needed = lease.shares[group.name], group.needed(pages)
             gaps = needed.start + np.flatnonzero(~has[g][needed.start : pages])
-            share = lease.shares[group.name]  # with gaps only where a lenient hit does without
-            share.whole, share.valid_from = not len(gaps), int(gaps[-1]) + 1 if len(gaps) else 0
+            if self.policy.missing != "stale":  # gaps are left only where a hit does without
+                share.whole = not len(gaps)
+                share.valid_from = int(gaps[-1]) + 1 if len(gaps) else 0
+            at = np.arange(max(needed.start, share.valid_from), pages)
+            self._slots.pin(g, share, lease.path[at[share.slots[at] == NO_SLOT]])
         self._explain(lease)
 
     def _contain(self, ticket: Ticket) -> None:
-        """Drop what a broken transfer touched, and let nobody wait for it."""
+        """Drop what a broken transfer touched, let nobody wait for it, and count holds and pins
+        anew from their owners."""
+        self.counts["invariant_errors_total"] += 1
         for move in ticket.moves:
             pages = move.pages[~self._table.dying[move.pages]]
             self.residency.retire(pages)
@@ -342,6 +351,7 @@ class Cache:
                 self._settle(waiter, ticket)
             elif isinstance(waiter, Prefetch):
                 waiter.done = True
+        self.residency.recount(*self._owned()[:2])
 
     # --- small things
 
@@ -438,8 +448,8 @@ class Cache:
             return
         self.drain(timeout)
         self._closed = True
-        self.transfers.close()
-        if self.store is not None:
+        ended = self.transfers.close()
+        if self.store is not None and ended:  # else a call that hangs would have us wait for it
             self.store.close()
 
     def _check_open(self) -> None:
@@ -461,11 +471,11 @@ class Cache:
         figures["prefetches"] = len(self._prefetcher.open)
         figures["storage_breaker_open"] = float(self.transfers.breaker.open)
         figures["storage_breaker_trips_total"] = self.transfers.breaker.trips
-        for lane, size in self.transfers.moved.items():
+        for lane, size in dict(self.transfers.moved).items():
             figures[f"moved_bytes_total{{lane={lane}}}"] = size
-        for lane, count in self.transfers.faults.items():
+        for lane, count in dict(self.transfers.faults).items():
             figures[f"transfer_faults_total{{lane={lane}}}"] = count
-        for kind, count in (self.store.faults if self.store else Counter[str]()).items():
+        for kind, count in dict(self.store.faults if self.store else {}).items():
             figures[f"storage_faults_total{{kind={kind}}}"] = count
         return figures
 
@@ -473,10 +483,13 @@ class Cache:
         """Raise InvariantError unless every owner is sound, and every hold, pin and private slot
         has one."""
         self.residency.check()
-        check_owners(
+        check_owned(self.residency, *self._owned())
+
+    def _owned(self) -> Owned:
+        return count_owned(
             self.residency,
-            list(self._leases.values()),
-            list(self._prefetcher.open.values()),
+            self._leases.values(),
+            self._prefetcher.open.values(),
             self._backup.held(),
             self.transfers.pending,
         )

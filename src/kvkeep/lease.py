@@ -92,7 +92,7 @@ class Prefetch:
 
     namespace: str
     raw: bytes  # token bytes of the prompt's whole pages that a hit may use
-    claims: list[int]  # host slots it reads into, by group
+    claims: list[int]  # host slots that it keeps, by group
     keys: list[bytes] = field(default_factory=list)  # chained keys of those pages
     present: list[NDArray[np.bool_]] = field(default_factory=list)  # by group: memory or storage
     reach: int = 0  # pages that memory and storage together make usable

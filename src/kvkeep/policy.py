@@ -47,6 +47,8 @@ class Policy:
     stall_seconds: float = 10.0  # a storage call that takes longer counts as a failure
 
     def __post_init__(self) -> None:
+        if not 0 < self.prefetch_share <= 1 or self.stall_seconds <= 0:
+            raise ConfigError("prefetch_share must be in (0, 1], stall_seconds above 0")
         for name, known in (
             ("prefetch", ("wait_complete",)),
             ("write", ("write_through",)),

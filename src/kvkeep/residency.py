@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from .pages import DEVICE, HOST, NO_SLOT, PageTable
 from .policy import Order
-from .schema import InvariantError, Residence, Schema
+from .schema import ConfigError, InvariantError, Residence, Schema
 from .tier import Tier
 from .tree import Tree
 
@@ -28,6 +28,9 @@ class Residency:
     def __init__(
         self, schema: Schema, device_slots: Sequence[int], host_slots: Sequence[int], order: Order
     ) -> None:
+        for slots in (device_slots, host_slots):
+            if len(slots) != len(schema.groups) or min(slots) < 0:
+                raise ConfigError(f"{slots} slots for {len(schema.groups)} groups")
         self.schema = schema
         self.table = PageTable(len(schema.groups))
         self.tree = Tree(schema.page_tokens)
@@ -124,6 +127,11 @@ class Residency:
                 slots = table.state[tier.index, group, over] != Residence.ABSENT
                 tier.drop(group, over[slots])
         table.recycle(over)
+
+    def recount(self, holds: Ids, pins: Ids) -> None:
+        """Believe these counts, after bookkeeping went wrong, and recycle what nobody holds."""
+        self.table.holds[:], self.table.pins[:] = holds, pins
+        self._reap(np.flatnonzero(self.table.dying).astype(np.int32))
 
     def check(self) -> None:
         """Raise InvariantError unless every owner is sound and they agree with each other."""

@@ -138,7 +138,7 @@ class DeviceSlots:
         self._device.free(g, share.slots[gone[own]])
         at = gone[~own]
         out = path[at]
-        dead = (self._table.pins[DEVICE, g, out] == 1) & (self._table.hits[g, out] < MANY)
+        dead = self._table.hits[g, out] < MANY
         if self._groups[g].working:
             ends = (at + 1) * self._residency.schema.page_tokens
             dead &= ~np.isin(ends, list(lease.lasting))

@@ -84,7 +84,9 @@ class Lane(Protocol):
         """Take back what has not begun."""
         ...
 
-    def close(self, timeout: float) -> None: ...
+    def close(self, timeout: float) -> bool:
+        """Carry out what is queued and end; False: it was not done in time."""
+        ...
 
 
 Work = Callable[[list[Ticket]], None]
@@ -116,11 +118,12 @@ class ThreadLane:
             self._queue.clear()
             return taken
 
-    def close(self, timeout: float) -> None:
+    def close(self, timeout: float) -> bool:
         with self._wake:
             self._closed = True
             self._wake.notify()
         self._thread.join(timeout)
+        return not self._thread.is_alive()
 
     def _run(self) -> None:
         while True:
@@ -235,10 +238,10 @@ class Transfers:
         """Name in storage of one group of a page with this chained key."""
         return Key(self._prints[group], page)
 
-    def close(self, timeout: float = 5.0) -> None:
-        """Stop the lanes; what is queued is still carried out, if it takes no longer."""
-        for lane in self._lanes.values():
-            lane.close(timeout)
+    def close(self, timeout: float = 5.0) -> bool:
+        """Stop the lanes; what is queued is still carried out. False: one hangs."""
+        ended = [lane.close(timeout) for lane in self._lanes.values()]
+        return all(ended)
 
     def _watch(self) -> None:
         """Trip the breaker for a storage call that hangs, and free who queues behind it."""

@@ -36,7 +36,7 @@ class Node:
         """``[size]`` page ids. A view."""
         return self._ids[: self.size]
 
-    def grow(self, raw: bytes, ids: Ids) -> None:
+    def grow(self, raw: bytes | bytearray, ids: Ids) -> None:
         """Append pages, in amortised constant time each."""
         end = self.size + len(ids)
         if end > len(self._ids):
@@ -165,7 +165,14 @@ class Tree:
         if parent is None:
             raise InvariantError("a root was cut")
         del parent.kids[bytes(node.raw[: self.page_bytes])]
-        if parent.parent is None and not parent.kids:
+        if parent.parent is not None and len(parent.kids) == 1:
+            (kid,) = parent.kids.values()
+            parent.grow(kid.raw, kid.ids)
+            parent.kids = kid.kids
+            for below in kid.kids.values():
+                below.parent = parent
+            self._assign(kid.ids, parent)
+        elif parent.parent is None and not parent.kids:
             self._roots = {name: root for name, root in self._roots.items() if root is not parent}
 
     def _assign(self, ids: Ids, node: Node) -> None:
