@@ -146,7 +146,8 @@ class Engine:
             self._emit(seq, tokens, now)
         self.scheduler.computed(seq, old)
         if seq.lease is not None:
-            self.cache.commit(seq.lease, seq.tokens[: seq.computed])
+            self.cache.commit(seq.lease, seq.tokens[: seq.computed], seq.snapshots)
+            seq.snapshots = []
         if seq.finish is not None:
             self._finish(seq)
 

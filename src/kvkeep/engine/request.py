@@ -44,6 +44,8 @@ class Sequence:
     computed: int = 0  # tokens whose target KV and draft rows are final
     draft_from: int = 1  # first slot with a draft row that may be attended to
     hidden: Any = None  # draft hidden state [hidden] that predicts token ``length``; the runner's
+    warm: bool = False  # working slots hold the state after ``computed`` tokens; the runner's
+    snapshots: list[int] = field(default_factory=list)  # pages, since the last commit
     lease: Lease | None = None
     prefetch: Prefetch | None = None
     finish: str | None = None  # why it ended: "stop" or "length"

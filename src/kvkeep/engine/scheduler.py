@@ -64,7 +64,7 @@ class Scheduler:
             if seq not in self.running or not self._start(seq):  # preempted just now, or loading
                 continue
             known = seq.length - seq.computed
-            chunk = known if seq.decoding else min(known, budget)
+            chunk = known if seq.decoding else min(known, budget, self._to_cut(seq))
             if chunk and self._grow(seq, chunk):
                 budget -= 0 if seq.decoding else chunk
                 work.append(Work(seq, chunk, seq.to_generate))
@@ -98,9 +98,8 @@ class Scheduler:
 
     def _has_room(self, seq: Sequence) -> bool:
         """Whether ``seq`` likely fits beside what runs, until all are done."""
-        room = self._cache.room(seq.tokens, seq.request.namespace)
-        growth = sum(self._expected(one) for one in self.running)
-        return room >= self._expected(seq) + growth
+        total = sum(self._expected(one) for one in [seq, *self.running])
+        return self._cache.fits(seq.tokens, seq.request.namespace, total, self._chunk)
 
     def _expected(self, seq: Sequence) -> int:
         """Tokens of slots that a sequence will ask for beyond what it has."""
@@ -125,6 +124,11 @@ class Scheduler:
                 seq.times.scheduled = time.monotonic()
         return seq.started
 
+    def _to_cut(self, seq: Sequence) -> int:
+        """Tokens until a snapshot of running state is due."""
+        cut = seq.lease.next_cut(seq.computed) if seq.lease else None
+        return seq.length if cut is None else cut - seq.computed
+
     def _grow(self, seq: Sequence, chunk: int) -> bool:
         """Slots for the next step of ``seq``, at the cost of the youngest if need be."""
         assert seq.lease is not None
@@ -145,6 +149,7 @@ class Scheduler:
         self._give_back(seq)
         seq.preemptions += 1
         seq.computed, seq.hidden, seq.started = 0, None, False
+        seq.warm, seq.snapshots = False, []
         self._ratio = min(1.0, 2 * self._ratio)
         self.counts["preemptions_total"] += 1
 
