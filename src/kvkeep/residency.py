@@ -124,8 +124,7 @@ class Residency:
             return
         for tier in (self.device, self.host):
             for group in range(len(self.schema.groups)):
-                slots = table.state[tier.index, group, over] != Residence.ABSENT
-                tier.drop(group, over[slots])
+                tier.drop(group, over[table.slot[tier.index, group, over] != NO_SLOT])
         table.recycle(over)
 
     def recount(self, holds: Ids, pins: Ids) -> None:

@@ -10,7 +10,7 @@ import random
 import sys
 from collections import Counter
 
-from worlds import FOUR, TWO, P, Path, World, group
+from worlds import FIVE, FOUR, TWO, P, Path, World, group
 
 from kvkeep.schema import Identity, Schema
 
@@ -19,23 +19,32 @@ LANES = ("save", "load", "write", "read")
 
 def any_world(rng: random.Random) -> World:
     """Some groups in some order, and pools so small that some hold next to nothing."""
-    groups = [group("full")]
-    for name, tail in (("window", rng.randrange(1, 4)), ("state", 1), ("draft", None)):
-        if rng.random() < 0.6:
-            groups.append(group(name, tail, required=rng.random() < 0.6))
+    groups = [group("full")] if rng.random() < 0.9 else []
+    working = rng.choice([0, 1, 1, 2])
+    for name, tail, work in (
+        ("window", rng.randrange(1, 4), 0),
+        ("state", 1, working),
+        ("draft", None, 0),
+        ("near draft", rng.randrange(1, 3), 0),
+    ):
+        if rng.random() < 0.6 or (not groups and name == "near draft"):
+            groups.append(group(name, tail, rng.random() < 0.6, work))
     rng.shuffle(groups)
     device = [rng.randrange(3, 12) for _ in groups]
     host = [rng.choice([0, 1, 2, 4, 6, 10, 14]) for _ in groups]
     schema = Schema(Identity("m"), P, tuple(groups))
     missing, select = rng.choice(["strict", "lenient"]), rng.choice([0.02, 0.3, 0.6, 1.0])
-    return World(schema, device, host, missing, select)
+    return World(schema, device, host, missing, select, rng.choice([None, None, 1, 2]))
 
 
+WINDOWS = Schema(Identity("m"), P, (group("window", 2), group("state", 1, working=1)))
 KINDS = {
     "two": lambda _: World(TWO, [7, 6], [8, 9]),
     "four": lambda _: World(FOUR, [8, 7, 6, 8], [9, 8, 7, 9]),
     "wide": lambda _: World(FOUR, [16, 14, 12, 16], [17, 15, 13, 17]),
     "lenient": lambda _: World(FOUR, [8, 7, 6, 7], [9, 8, 7, 8], missing="lenient"),
+    "five": lambda _: World(FIVE, [9, 7, 4, 9, 7], [9, 8, 5, 9, 8], every=3),
+    "no vital": lambda _: World(WINDOWS, [6, 5], [7, 6]),
     "any": any_world,
 }
 STEPS = {
@@ -69,7 +78,8 @@ def one(world: World, step: str, rng: random.Random) -> None:
             if world.admit(request, rng.randrange(5)):
                 break
     elif step == "run" and running:
-        world.run(rng.choice(running), rng.randrange(6), rng.randrange(5), rng.random() < 0.8)
+        commit, stop = rng.random() < 0.8, rng.random() < 0.9
+        world.run(rng.choice(running), rng.randrange(6), rng.randrange(5), commit, stop)
     elif step == "abort" and world.requests:
         world.release(rng.choice(world.requests))
     elif step == "preempt" and running:

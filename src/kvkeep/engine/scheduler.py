@@ -147,6 +147,7 @@ class Scheduler:
         self.running.remove(seq)
         self.waiting.appendleft(seq)
         self._give_back(seq)
+        seq.prefetch = self._cache.prefetch(seq.tokens, seq.request.namespace)
         seq.preemptions += 1
         seq.computed, seq.hidden, seq.started = 0, None, False
         seq.warm, seq.snapshots = False, []
