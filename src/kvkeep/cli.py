@@ -68,6 +68,10 @@ def serve(
     dtype: Annotated[
         str, option(MEMORY, "auto, float32, bfloat16 or float16. auto on a CPU: float32.")
     ] = "auto",
+    kv_cache_dtype: Annotated[
+        str,
+        option(MEMORY, "Of cached keys and values: auto, float32, bfloat16, float16, fp8_e4m3."),
+    ] = "auto",
     device: Annotated[str, option(MEMORY, "auto, cpu or cuda.")] = "auto",
     context_length: Annotated[
         int | None, option(MEMORY, "Most tokens of prompt and answer. Default: the model's.")
@@ -87,6 +91,19 @@ def serve(
     page_size: Annotated[
         int, option(MEMORY, "Tokens per page: what is shared, moved and evicted as one.")
     ] = 64,
+    swa_full_tokens_ratio: Annotated[
+        float, option(MEMORY, "Tokens of sliding-window layers per token of the pool.")
+    ] = 0.8,
+    max_mamba_cache_size: Annotated[
+        int | None,
+        option(
+            MEMORY, "Recurrent states on the device, running and snapshots. Default: by requests."
+        ),
+    ] = None,
+    snapshot_pages: Annotated[
+        int | None,
+        option(MEMORY, "Keep recurrent state every so many pages too, not only where prompts end."),
+    ] = None,
     hicache_size: Annotated[
         float | None, option(MEMORY, "Host memory for cached pages in GiB. Default: by the ratio.")
     ] = None,
@@ -141,11 +158,15 @@ def serve(
         draft=draft,
         served_name=served_model_name,
         dtype=dtype,
+        kv_dtype=kv_cache_dtype,
         device=device,
         context_length=context_length,
         page_size=page_size,
         device_tokens=max_total_tokens,
         mem_fraction=mem_fraction_static,
+        window_ratio=swa_full_tokens_ratio,
+        state_slots=max_mamba_cache_size,
+        snapshot_pages=snapshot_pages,
         host_bytes=None if hicache_size is None else round(hicache_size * GIB),
         host_ratio=hicache_ratio,
         storage_dir=hicache_storage_dir,
@@ -173,6 +194,30 @@ def demo(
 
     if not run(json):
         raise typer.Exit(1)
+
+
+@app.command()
+def sizes(
+    configs: Annotated[list[Path], typer.Argument(metavar="CONFIG...", help="config.json files.")],
+    page_size: Annotated[int, typer.Option(help="Tokens per page.", min=1)] = 64,
+    kv_cache_dtype: Annotated[str, typer.Option(help="Of keys and values.")] = "bfloat16",
+    markdown: Annotated[bool, typer.Option("--markdown", help="As a Markdown table.")] = False,
+) -> None:
+    """Tell what models keep per page, from their configs: targets, and EAGLE-3 drafts."""
+    from .models.state_sizes import HEADER, rows
+
+    found = list(rows(configs, page_size, kv_cache_dtype))
+    if markdown:
+        for row in [HEADER, ("---",) * 3 + ("---:",) * 4, *found]:
+            typer.echo(f"| {' | '.join(row)} |")
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(*HEADER, box=None)
+    for row in found:
+        table.add_row(*row)
+    Console().print(table)
 
 
 DIRECTORY = Annotated[Path, typer.Argument(metavar="DIR", help="A --hicache-storage-dir.")]

@@ -13,15 +13,13 @@ from ..models.base import Draft
 from ..models.drafts import load_draft
 from ..models.hf import Target, load_target, load_tokenizer
 from ..policy import Policy
-from ..schema import ConfigError, Identity, Schema
+from ..schema import Identity, Schema
 from ..stores.base import Store
 from ..stores.file import FileStore
 from .config import EngineConfig
 from .messages import ModelInfo
 from .runner import Runner
-
-_CPU_POOL_BYTES = 1 << 30  # device pool on a CPU when nothing is said
-_CPU_POOL_TOKENS = 1 << 16
+from .sizing import context_length, device_slots, host_slots
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,24 +56,22 @@ def build(config: EngineConfig, store: OpenStore = open_store) -> Parts:
     Raises:
         ConfigError: something does not fit; the message says what.
     """
-    target = load_target(config.model, config.dtype, config.device)
+    target = load_target(config.model, config.dtype, config.device, config.kv_dtype)
     tokenizer = load_tokenizer(config.model)
     draft = load_draft(config.draft, target) if config.draft else None
     schema = _schema(config, target, draft)
     lookahead = config.num_steps + 1 if draft else 1
-    device_pages = _device_pages(config, schema, target)
-    context = _context_length(config, target, device_pages, lookahead)
-    host_pages = _host_pages(config, schema, device_pages)
-    groups = len(schema.groups)
-    memory = Memory(schema, [device_pages] * groups, [host_pages] * groups, str(target.device))
-    cache = Cache(
-        schema,
-        [device_pages] * groups,
-        [host_pages] * groups,
-        store(config, schema),
-        Policy(prefetch=config.prefetch_policy, write=config.write_policy, missing=config.missing),
-        memory,
+    device = device_slots(config, schema, target.device, lookahead)
+    host = host_slots(config, schema, device)
+    context = context_length(config, schema, device, target.context_length, lookahead)
+    memory = Memory(schema, device, host, str(target.device))
+    policy = Policy(
+        prefetch=config.prefetch_policy,
+        write=config.write_policy,
+        missing=config.missing,
+        snapshot_pages=config.snapshot_pages,
     )
+    cache = Cache(schema, device, host, store(config, schema), policy, memory)
     runner = Runner(target, draft, memory.pools, config.page_size, config.num_steps)
     info = ModelInfo(
         name=config.served_name or _name(config.model),
@@ -83,7 +79,11 @@ def build(config: EngineConfig, store: OpenStore = open_store) -> Parts:
         vocab_size=target.vocab_size,
         page_tokens=config.page_size,
         draft=_name(config.draft) if config.draft else None,
-        pools={"device": device_pages * config.page_size, "host": host_pages * config.page_size},
+        pools={
+            f"{group.name} on {tier}": slots[g] * (1 if group.working else config.page_size)
+            for tier, slots in (("device", device), ("host", host))
+            for g, group in enumerate(schema.groups)
+        },
     )
     return Parts(target, tokenizer, runner, cache, info, lookahead)
 
@@ -97,41 +97,3 @@ def _schema(config: EngineConfig, target: Target, draft: Draft | None) -> Schema
     if draft is not None:
         groups += draft.groups(config.page_size)
     return Schema(Identity(target.digest), config.page_size, tuple(groups))
-
-
-def _device_pages(config: EngineConfig, schema: Schema, target: Target) -> int:
-    if config.device_tokens is not None:
-        return max(1, config.device_tokens // config.page_size)
-    page_bytes = sum(group.page_bytes for group in schema.groups)
-    if target.device.type == "cpu":
-        return max(1, min(_CPU_POOL_BYTES // page_bytes, _CPU_POOL_TOKENS // config.page_size))
-    import torch
-
-    free, _ = torch.cuda.mem_get_info(target.device)
-    return max(1, int(free * config.mem_fraction) // page_bytes)
-
-
-def _context_length(config: EngineConfig, target: Target, pages: int, lookahead: int) -> int:
-    """The longest sequence that the model and the device pool can hold."""
-    pool = pages * config.page_size - lookahead
-    wanted = config.context_length
-    if wanted is None:
-        wanted = min(target.context_length, pool)
-    if wanted > target.context_length:
-        raise ConfigError(
-            f"a context of {wanted} tokens was asked for; the model was made for "
-            f"{target.context_length}"
-        )
-    if wanted > pool or wanted < 2:
-        raise ConfigError(
-            f"a device pool of {pages} pages of {config.page_size} tokens does not hold a context "
-            f"of {wanted} tokens and {lookahead} to look ahead; raise --max-total-tokens or lower "
-            "--context-length"
-        )
-    return wanted
-
-
-def _host_pages(config: EngineConfig, schema: Schema, device_pages: int) -> int:
-    if config.host_bytes is None:
-        return int(config.host_ratio * device_pages)
-    return config.host_bytes // sum(group.record_bytes for group in schema.groups)

@@ -22,11 +22,15 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     draft: Path | None = None
     served_name: str | None = None  # None: the directory's name
     dtype: str = "auto"  # "auto", "float32", "bfloat16", "float16"; auto: float32 on a CPU
+    kv_dtype: str = "auto"  # of keys and values: "auto" (the model's), "fp8_e4m3", "float16", ...
     device: str = "auto"  # "auto", "cpu", "cuda"
     context_length: int | None = None  # None: the model's, as far as the device pool holds it
     page_size: int = 64  # tokens
     device_tokens: int | None = None  # device pool; None: from mem_fraction / a CPU default
     mem_fraction: float = 0.8  # --mem-fraction-static: of free CUDA memory, for the device pool
+    window_ratio: float = 0.8  # --swa-full-tokens-ratio: window slots per page of the pool
+    state_slots: int | None = None  # --max-mamba-cache-size; None: three per running request
+    snapshot_pages: int | None = None  # a snapshot of recurrent state every so many pages
     host_bytes: int | None = None  # --hicache-size; None: ratio x device pool
     host_ratio: float = 2.0  # --hicache-ratio
     storage_dir: Path | None = None  # None: no storage tier
@@ -43,6 +47,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         choices = {
             "dtype": ("auto", "float32", "bfloat16", "float16"),
+            "kv_dtype": ("auto", "float32", "bfloat16", "float16", "fp8_e4m3"),
             "device": ("auto", "cpu", "cuda"),
             "prefetch_policy": ("wait_complete",),
             "write_policy": ("write_through",),

@@ -144,4 +144,4 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     vocab_size: int
     page_tokens: int
     draft: str | None  # name of the draft model, if there is one
-    pools: dict[str, int]  # tokens that each memory tier holds
+    pools: dict[str, int]  # tokens, or running states, that each group holds in each memory tier

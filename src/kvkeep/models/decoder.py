@@ -39,12 +39,13 @@ class Sizes:
     window: int | None  # positions that a row sees, its own included; None: all up to its own
 
     @classmethod
-    def of(cls, config: Mapping[str, Any], target: Target) -> Sizes:
+    def of(cls, config: Mapping[str, Any], vocab_size: int) -> Sizes:
         """Read and check what every draft's ``config.json`` says.
 
         Raises:
             UnsupportedModel: a setting that is not supported, or that leaves open what is meant.
-            DraftMismatch: sizes that are missing, or fit neither each other nor ``target``.
+            DraftMismatch: sizes that are missing, or fit neither each other nor the target's
+                vocabulary.
         """
         needed = ("hidden_size", "intermediate_size", "num_attention_heads", "vocab_size")
         if missing := set(needed) - set(config):
@@ -63,12 +64,34 @@ class Sizes:
             raise DraftMismatch(
                 f"{heads} draft heads of {head_dim} do not fit {kv_heads} key heads and RoPE"
             )
-        if config["vocab_size"] != target.vocab_size:
+        if config["vocab_size"] != vocab_size:
             raise DraftMismatch(
                 f"the draft's vocabulary has {config['vocab_size']} tokens, "
-                f"the target's {target.vocab_size}"
+                f"the target's {vocab_size}"
             )
         return cls(hidden, config["intermediate_size"], heads, kv_heads, head_dim, _window(config))
+
+    @property
+    def group_name(self) -> str:
+        """Of the group that keeps the layers' state."""
+        return "draft" if self.window is None else "draft_window"
+
+    def group(
+        self, layers: int, stages: int, page_tokens: int, dtype: str, source: str = ""
+    ) -> Group:
+        """What ``layers`` such layers keep, with a row of carry for each of ``stages``."""
+        row = (page_tokens, self.kv_heads, self.head_dim)
+        components = (
+            Component("k", tuple(range(layers)), row, dtype),
+            Component("v", tuple(range(layers)), row, dtype),
+            Component("carry", tuple(range(stages)), (self.hidden,), dtype),
+        )
+        tail = None  # of a window, the last page at least: it has the carry
+        if self.window is not None:
+            tail = max(1, -(-(self.window - 1) // page_tokens))
+        return Group(
+            self.group_name, components, tail, sharded=False, required=False, source=source
+        )
 
     def shapes(self, prefix: str, inputs: int, biased: str = "") -> Shapes:
         """Tensors of a layer whose attention reads ``inputs`` numbers per row.
@@ -126,9 +149,9 @@ class DecoderDraft:
             name: w.to(target.device, target.dtype if w.is_floating_point() else None)
             for name, w in weights.items()
         }
-        self._sizes = Sizes.of(config, target)
+        self._sizes = Sizes.of(config, target.vocab_size)
         self._layers = layers
-        self._group = "draft" if self._sizes.window is None else "draft_window"
+        self._group = self._sizes.group_name
         self._target = target
         self._embedding = self._weights.get("embed_tokens.weight", target.embedding)
         self._eps = float(config.get("rms_norm_eps", 1e-6))
@@ -137,18 +160,8 @@ class DecoderDraft:
 
     def groups(self, page_tokens: int) -> tuple[Group, ...]:
         """Not split over ranks, and a hit may do without it: drafts cost only speed."""
-        sizes, dtype = self._sizes, self._target.dtype_name
-        row, layers = (page_tokens, sizes.kv_heads, sizes.head_dim), tuple(range(self._layers))
-        components = (
-            Component("k", layers, row, dtype),
-            Component("v", layers, row, dtype),
-            Component("carry", tuple(range(len(self.stages))), (sizes.hidden,), dtype),
-        )
-        tail = None  # of a window, the last page at least: it has the carry
-        if sizes.window is not None:
-            tail = max(1, -(-(sizes.window - 1) // page_tokens))
-        source = self.digest
-        return (Group(self._group, components, tail, sharded=False, required=False, source=source),)
+        dtype, stages = self._target.dtype_name, len(self.stages)
+        return (self._sizes.group(self._layers, stages, page_tokens, dtype, self.digest),)
 
     def fuse(self, features: Tensor) -> Tensor:
         """Features are taken as they are."""

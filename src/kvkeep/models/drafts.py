@@ -11,8 +11,10 @@ from . import eagle1, eagle3, mtp, standalone
 from .base import Draft, read_config
 from .target import Target
 
+EAGLE3 = "LlamaForCausalLMEagle3"
+
 _FORMATS: Mapping[str, Callable[[Path, Mapping[str, Any], Target], Draft]] = {
-    "LlamaForCausalLMEagle3": eagle3.load,
+    EAGLE3: eagle3.load,
     "LlamaForCausalLMEagle": eagle1.load,
     "Qwen2ForCausalLMEagle": eagle1.load,
     "MiMoForCausalLM": mtp.load,

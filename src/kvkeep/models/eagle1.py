@@ -48,7 +48,7 @@ class EagleDraft(DecoderDraft):
 
 def load(directory: Path, config: Mapping[str, Any], target: Target) -> EagleDraft:
     """See :func:`~kvkeep.models.drafts.load_draft`."""
-    sizes = Sizes.of(config, target)
+    sizes = Sizes.of(config, target.vocab_size)
     check_hidden(sizes, target)
     if "hot_vocab_size" in config:
         raise UnsupportedModel("a draft with hot_vocab_size is not supported")

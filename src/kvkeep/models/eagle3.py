@@ -60,7 +60,7 @@ class Eagle3Draft(DecoderDraft):
 
 def load(directory: Path, config: Mapping[str, Any], target: Target) -> Eagle3Draft:
     """See :func:`~kvkeep.models.drafts.load_draft`."""
-    sizes = Sizes.of(config, target)
+    sizes = Sizes.of(config, target.vocab_size)
     _check_config(config)
     aux_layers = _aux_layers(config, target.num_layers)
     weights = read_weights(directory, _shapes(config, sizes, len(aux_layers), target))

@@ -144,6 +144,32 @@ def load_target(
 
 
 @torch.inference_mode()
+def survey_config(config: Mapping[str, Any]) -> Inventory:
+    """What a model of this ``config.json`` keeps, without its weights: a pass over no numbers.
+
+    Raises:
+        UnsupportedModel: it cannot be served; the message names what is in the way.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()  # about kernels that a survey does not need
+    try:
+        known = AutoConfig.for_model(**config)
+        _check_config(known)
+        _register()
+        with torch.device("meta"):  # and experts without a look at which of them are hit
+            model = AutoModelForCausalLM.from_config(
+                known, attn_implementation=_OURS, experts_implementation="batched_mm"
+            )
+            return _survey(model.eval())[1]
+    except UnsupportedModel:
+        raise
+    except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
+        raise UnsupportedModel(f"transformers cannot build this model: {error}") from error
+
+
+@torch.inference_mode()
 def _examine(model: Any) -> tuple[StepCache, Inventory]:
     """What the model keeps, and proof that it keeps nothing else. Our attention is in place then.
 

@@ -57,7 +57,7 @@ class MtpDraft(DecoderDraft):
 
 def load(directory: Path, config: Mapping[str, Any], target: Target) -> MtpDraft:
     """See :func:`~kvkeep.models.drafts.load_draft`. The directory may hold the whole target."""
-    sizes = Sizes.of(config, target)
+    sizes = Sizes.of(config, target.vocab_size)
     check_hidden(sizes, target)
     count = config.get("num_nextn_predict_layers") or 0
     if count < 1:

@@ -108,7 +108,7 @@ class _Server(uvicorn.Server):
         say(
             f"serving {_names(info.name, info.draft)}: "
             f"context of {info.context_length} tokens, pages of {info.page_tokens}, pools of "
-            + " and ".join(f"{tokens} tokens ({tier})" for tier, tokens in info.pools.items())
+            + ", ".join(f"{size} ({pool})" for pool, size in info.pools.items())
         )
         for listener in sockets or []:
             host, port = listener.getsockname()[:2]

@@ -1,0 +1,50 @@
+"""What published models keep per page, from their configs alone: a table for planning."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..schema import ConfigError, Group
+from .base import KV_DTYPES
+from .decoder import Sizes
+from .drafts import EAGLE3
+from .hf import survey_config
+
+HEADER = ("model", "group", "keeps", "layers", "a hit needs", "KiB per page", "KiB per token")
+
+
+def state_groups(config: dict[str, Any], page_tokens: int, kv_dtype: str) -> tuple[Group, ...]:
+    """Groups of a target's ``config.json``, or of an EAGLE-3 draft's.
+
+    Args:
+        kv_dtype: of keys and values, such as "bfloat16" or "fp8_e4m3".
+
+    Raises:
+        ConfigError: an unknown dtype, or a model that cannot be served.
+    """
+    if kv_dtype not in KV_DTYPES:
+        raise ConfigError(f"dtype {kv_dtype!r} is none of {', '.join(KV_DTYPES)}")
+    dtype = KV_DTYPES[kv_dtype]
+    if config.get("architectures") == [EAGLE3]:
+        return (Sizes.of(config, config["vocab_size"]).group(1, 1, page_tokens, dtype),)
+    return survey_config(config).groups(page_tokens, dtype)
+
+
+def rows(files: Sequence[Path], page_tokens: int, kv_dtype: str) -> Iterator[tuple[str, ...]]:
+    """One row of :data:`HEADER` per group of each config file."""
+    for file in files:
+        for group in state_groups(json.loads(file.read_text()), page_tokens, kv_dtype):
+            layers = {layer for component in group.components for layer in component.layers}
+            tail = "every page" if group.tail is None else f"the last {group.tail}"
+            yield (
+                file.stem,
+                group.name,
+                ", ".join(component.name for component in group.components),
+                str(len(layers)),
+                "a snapshot" if group.working else tail,
+                f"{group.page_bytes / 1024:,.0f}",
+                "" if group.working else f"{group.page_bytes / 1024 / page_tokens:,.1f}",
+            )
