@@ -306,12 +306,13 @@ def test_what_does_not_fit(tiny: Pair, tmp_path: Path) -> None:
         engine(tmp_path / "nothing")
     with pytest.raises(ConfigError, match="not a model directory"):
         engine(draft=tmp_path / "nothing")
-    with pytest.raises(UnsupportedModel, match="Eagle3"):
-        engine(draft=tiny.target)
+    with pytest.raises(UnsupportedModel, match="MedusaModel"):
+        engine(draft=save_draft(tmp_path / "medusa", architectures=["MedusaModel"]))
     with pytest.raises(DraftMismatch):
         engine(draft=save_draft(tmp_path / "draft", hidden_size=32))
-    with pytest.raises(UnsupportedModel, match="sliding"):
-        engine(save_target(tmp_path / "window", "Mistral", sliding_window=64, head_dim=16))
+    rope = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+    with pytest.raises(UnsupportedModel, match="'dynamic'"):
+        engine(save_target(tmp_path / "rope", "Llama", rope_parameters=rope))
     with pytest.raises(ConfigError, match="context"):
         engine(context_length=100_000)
     with pytest.raises(ConfigError, match="does not hold"):
