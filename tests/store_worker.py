@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -83,10 +84,8 @@ def kill(directory: Path, seed: int, slots: int, times: int) -> dict[str, object
         os.kill(writer, signal.SIGKILL)
         _, status = os.waitpid(writer, 0)
         crashed += not os.WIFSIGNALED(status)
-        try:
+        with contextlib.suppress(BlockingIOError):  # killed before it could store anything
             stored.update(n for (n,) in struct.iter_unpack("<I", os.read(told, 1 << 16)))
-        except BlockingIOError:
-            pass  # killed before it could store anything
     return {"stored": sorted(stored), "crashed": crashed}
 
 

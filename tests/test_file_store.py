@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,7 +14,7 @@ from kvkeep.stores.directory import Directory
 from kvkeep.stores.file import FileStore
 from kvkeep.stores.index import Index
 from kvkeep.stores.rows import Found, SlabRow
-from kvkeep.testing.stores import LARGE, SIZES, SMALL, StoreConformance, body, key, read, write
+from kvkeep.testing.stores import LARGE, SIZES, SMALL, StoreConformance, key, read, write
 
 SMALL_SLOT, LARGE_SLOT = 8192, 16384
 
@@ -143,16 +144,14 @@ class TestQuota:
         assert kept(store, range(12)) == list(range(4, 12))
 
     def test_groups_that_nobody_has_open_go_first(self, opened: Open) -> None:
-        old = opened(16, SMALL)
-        write(old, keys(*range(4)))
-        used = opened(16, LARGE)
-        write(used, keys(*range(4), group=LARGE))
-        old.touch(keys(*range(4)))
-        used.close()
-        write(old, keys(*range(4, 8)))  # the last free slots
-        write(old, keys(8, 9, 10))
-        assert kept(old, range(11)) == list(range(11))
-        assert [(u.records, u.open) for u in old.usage()] == [(2, False), (11, True)]
+        store = opened(16, SMALL)
+        write(store, keys(*range(8)))
+        newer = opened(16, LARGE)
+        write(newer, keys(*range(4), group=LARGE))
+        newer.close()
+        write(store, keys(8, 9, 10))
+        assert kept(store, range(11)) == list(range(11))
+        assert [(u.records, u.open) for u in store.usage()] == [(2, False), (11, True)]
 
     def test_the_longest_unused_of_them_before_the_others(self, tmp_path: Path) -> None:
         groups = [b"%16d" % i for i in range(4)]
@@ -295,6 +294,20 @@ class TestIndex:
         index.delete(keys(1), no_punch)
         assert index.held_bytes() == 2 * SMALL_SLOT
         assert index.find(keys(1)) == [None]
+
+    def test_what_is_decided_on_cannot_change_meanwhile(self, tmp_path: Path) -> None:
+        def alive(owner: str) -> bool:
+            with pytest.raises(sqlite3.OperationalError, match="locked"):
+                other.touch([])
+            return True
+
+        index, other = Index(tmp_path / "i.sqlite", ()), Index(tmp_path / "i.sqlite")
+        index.register("me", {SMALL: 4096})
+        other._db.execute("PRAGMA busy_timeout=0")
+        index.heal(alive)
+        other.touch([])
+        index.close()
+        other.close()
 
     def test_of_two_records_of_one_page_a_scan_keeps_the_newer(self) -> None:
         page = key(1).page

@@ -52,8 +52,9 @@ class TargetRun:
 
         Returns the greedy successor of each token, and the fused features `[1, tokens, hidden]`.
         """
-        if self._cache.get_seq_length() > start:
-            self._cache.crop(start - self._cache.get_seq_length())
+        surplus = self._cache.get_seq_length() - start
+        if surplus > 0:
+            self._cache.crop(-surplus)
         seen = self._target(
             torch.tensor([tokens]), past_key_values=self._cache, output_hidden_states=True
         )

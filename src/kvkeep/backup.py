@@ -42,7 +42,9 @@ class Backup:
 
     def add(self, group: int, pages: Ids) -> None:
         """These were committed."""
-        if len(pages) and self._residency.host.capacity[group]:
+        if not self._residency.host.capacity[group]:
+            self._counts["unsaved_pages_total"] += len(pages)
+        elif len(pages):
             self._residency.table.hold(pages)
             self._unsaved[group].append(pages)
 
@@ -65,8 +67,8 @@ class Backup:
         fit = table.where(DEVICE, group, waiting, Residence.LIVE) & ~table.dying[waiting]
         self._give_up("unsaved_pages_total", waiting[~fit])
         waiting = waiting[fit]
-        room = residency.make_room(residency.host, group, len(waiting))
         absent = table.where(HOST, group, waiting, Residence.ABSENT)
+        room = residency.make_room(residency.host, group, int(np.count_nonzero(absent)))
         ready, later = _split(waiting, absent, room)
         self._put_back(self._unsaved, group, later)
         slots = residency.host.reserve(group, len(ready))

@@ -9,15 +9,16 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import numpy as np
 from numpy.typing import NDArray
 
+from .audit import Owned, check_owned, count_owned
 from .backup import Backup
 from .lease import Explanation, Lease, Prefetch, Share
 from .media.memory import Memory
-from .pages import DEVICE, HOST, NO_SLOT, TIERS
+from .pages import DEVICE, MANY, NO_SLOT, TIERS
 from .policy import Policy
 from .prefetch import Prefetcher
 from .residency import Residency
@@ -78,7 +79,7 @@ class Cache:
         self.counts: Counter[str] = Counter()
         self._table, self._tree = self.residency.table, self.residency.tree
         self._device, self._host = self.residency.device, self.residency.host
-        self._slots = DeviceSlots(self.residency)
+        self._slots = DeviceSlots(self.residency, self.policy)
         self._backup = Backup(self.residency, self.transfers, self.counts)
         self._prefetcher = Prefetcher(self.residency, self.transfers, self.policy, self.counts)
         self._apply: dict[str, Callable[[Ticket], None]] = {
@@ -106,8 +107,9 @@ class Cache:
         return self._prefetcher.begin(self._raw(tokens), namespace)
 
     def ready(self, prefetch: Prefetch) -> bool:
-        """Whether the prefetch policy lets the request be scheduled now."""
-        return prefetch.done
+        """Whether the prefetch policy lets the request be scheduled now. Nobody waits for storage
+        that is out of order: what a call that hangs brings at last, it brings for others."""
+        return prefetch.done or self.transfers.breaker.open
 
     def cancel(self, prefetch: Prefetch) -> None:
         """The request is gone. Idempotent; what is being read arrives for others."""
@@ -135,75 +137,52 @@ class Cache:
         present = self.residency.present(path)
         pages = self.schema.usable(present, self.policy.missing == "strict")
         explanation = Explanation(limited_by=self._limit(present, pages))
-        path = path[:pages]
+        known, path = len(path), path[:pages]
         fresh = self._pages(min(len(tokens), pages * self.schema.page_tokens + chunk)) - pages
         lease = Lease(namespace, path, {}, explanation=explanation)
         self._table.hold(path)
         self._leases[lease.serial] = lease
-        moves = self._place(lease, [has[:pages] for has in present], fresh)
+        if any(group.working for group in self.schema.groups):
+            ends = sorted({len(self._raw(tokens)) // self._tree.page_bytes, known})
+            lease.cuts = [n * self.schema.page_tokens for n in ends if n > pages]
+            lease.lasting = frozenset(lease.cuts)
+        self._slots.plan_snapshots(lease, pages, pages + fresh)
+        moves = self._slots.place(lease, [has[:pages] for has in present], fresh)
         if moves is None:
             self.release(lease)
             return None
         self._trace(lease, prefetch.fetched if prefetch else _NONE)
         if pages:
-            self._table.ends[path[-1]] = True
             self._stamp(path)
+            self._count_hit(path)
             self._touch_storage(path)
         self._load(lease, moves)
+        self.counts["lenient_hits_total"] += any(not s.whole for s in lease.shares.values())
         if prefetch:
             self._prefetcher.close(prefetch)
         if lease.ready:
             self._explain(lease)
         return lease
 
-    def room(self, tokens: NDArray[np.int32], namespace: str = "") -> int:
-        """Tokens that the device could hold beside what is in use, counting in the pages of this
-        prompt that are in use already. A hint for schedulers."""
+    def fits(self, tokens: NDArray[np.int32], namespace: str, total: int, chunk: int) -> bool:
+        """Whether the device has room beside what is in use. A hint for schedulers.
+
+        Args:
+            tokens, namespace: the sequence; its pages that are in use already are no burden.
+            total: tokens that every-page groups should have room for.
+            chunk: tokens computed in one step, which other groups hold for a moment.
+        """
         path = self._tree.match(namespace, self._raw(tokens))
-        pages = []
-        for g in range(len(self.schema.groups)):
+        for g, group in enumerate(self.schema.groups):
+            need = self._pages(total)
+            if group.tail is not None:
+                need = min(need, group.tail + 1 + self._pages(chunk)) + group.working
             resident = self._device.resident(g)
             idle = np.count_nonzero(self._device.evictable(g, resident))
             shared = np.count_nonzero(self._table.pins[DEVICE, g, path])
-            pages.append(self._device.free_slots(g) + int(idle) + int(shared))
-        return min(pages) * self.schema.page_tokens
-
-    def _place(
-        self, lease: Lease, present: list[NDArray[np.bool_]], fresh: int
-    ) -> list[Move] | None:
-        """Fill in ``lease.shares``: pin what is there, reserve the rest. Returns what is to be
-        loaded, its sources pinned; None if there is no room."""
-        pages, fits = lease.pages, True
-        moves = []
-        for g, group in enumerate(self.schema.groups):
-            at = np.arange(group.needed(pages).start, pages)
-            gaps = at[~present[g][at]]
-            share = Share(np.full(pages, NO_SLOT, np.int32), np.zeros(pages, dtype=bool))
-            lease.shares[group.name] = share
-            share.whole = not len(gaps)
-            if self.policy.missing == "lenient" and len(gaps):
-                share.valid_from = int(gaps[-1]) + 1
-            ids = lease.path[at[at >= share.valid_from]]
-            live = ids[self._table.where(DEVICE, g, ids, Residence.LIVE)]
-            self._slots.pin(g, share, live)
-            absent = self._table.where(DEVICE, g, ids, Residence.ABSENT)
-            load = ids[absent & self._table.where(HOST, g, ids, Residence.LIVE)]
-            self._host.pin(g, load)
-            target = self.residency.reserve(self._device, g, len(load))
-            private = gaps[gaps >= share.valid_from]  # "stale": somebody else's bytes
-            fits = target is not None and self._slots.extend(g, share, fresh, private)
-            if target is None:
-                self._host.unpin(g, load)
-            else:
-                moves.append(Move(g, load, self._table.slot[HOST, g, load], target))
-            if not fits:
-                break
-        if fits:
-            return moves
-        for move in moves:
-            self._host.unpin(move.group, move.pages)
-            self._device.free(move.group, move.target)
-        return None
+            if self._device.free_slots(g) + idle + shared < need:
+                return False
+        return True
 
     def _load(self, lease: Lease, moves: list[Move]) -> None:
         """Submit what is to be loaded, and join what others are loading already."""
@@ -226,25 +205,32 @@ class Cache:
 
     def grow(self, lease: Lease, tokens: int) -> bool:
         """Device slots for tokens ``[0, tokens)`` in every group; False, and nothing taken, if
-        the device has no room now."""
+        the device has no room now, or the lease was released."""
+        if lease.released:
+            return False
         count = self._pages(tokens)
         taken: list[tuple[int, Share, int]] = []
         for g, group in enumerate(self.schema.groups):
             share = lease.shares[group.name]
             had = len(share.slots)
-            if not self._slots.extend(g, share, max(0, count - had), _NO_GAPS):
+            self._slots.plan_snapshots(lease, had, count)
+            if not self._slots.extend(g, lease, max(0, count - had), _NO_GAPS):
                 for group_index, shared, size in taken:
-                    self._slots.cut(group_index, shared, size)
+                    self._slots.let_go(group_index, shared, lease.path, size)
                 return False
             taken.append((g, share, had))
         return True
 
-    def commit(self, lease: Lease, tokens: NDArray[np.int32]) -> None:
+    def commit(
+        self, lease: Lease, tokens: NDArray[np.int32], snapshots: Collection[int] = ()
+    ) -> None:
         """Make whole pages findable, slide windows, and start write-through.
 
         Args:
             tokens: ``[final]`` int32: the sequence as far as its state is final in every group:
                 computed from accepted tokens, and rebuilt from true features.
+            snapshots: pages at whose end running state was copied to their slots since the last
+                commit, for groups with working slots.
         """
         first, last = lease.pages, len(tokens) // self.schema.page_tokens
         if lease.released or last <= first:
@@ -270,9 +256,10 @@ class Cache:
         for g, group in enumerate(self.schema.groups):
             share = lease.shares[group.name]
             if share.whole:
-                self._backup.add(g, self._slots.publish(g, share, lease.path, first))
+                adopted = self._slots.publish(g, lease, first, snapshots)
+                self._backup.add(g, adopted)
             if group.tail is not None:
-                self._slots.slide(g, share, lease.path, group.needed(last).start)
+                self._slots.slide(g, lease, group.needed(last).start)
 
     def release(self, lease: Lease) -> None:
         """Give everything back. Idempotent, also while it is being loaded."""
@@ -282,7 +269,9 @@ class Cache:
         del self._leases[lease.serial]
         for g, group in enumerate(self.schema.groups):
             if group.name in lease.shares:
-                self._slots.let_go(g, lease.shares[group.name], lease.path, 0)
+                share = lease.shares[group.name]
+                self._slots.let_go(g, share, lease.path, 0)
+                self._device.free(g, share.working)
         self.residency.unhold(lease.path)
 
     def tick(self) -> None:
@@ -292,7 +281,6 @@ class Cache:
                 self._apply[ticket.kind](ticket)
             except InvariantError:
                 log.exception("bookkeeping is wrong; the pages of one transfer are dropped")
-                self.counts["invariant_errors_total"] += 1
                 self._contain(ticket)
         self._prefetcher.advance()
         self._backup.advance()
@@ -326,8 +314,12 @@ class Cache:
             self._slots.pin(move.group, share, ids[mine])
 
     def _settle(self, lease: Lease, ticket: Ticket) -> None:
-        """Everything landed or failed: apply the hit rule again to what the lease now has."""
-        has = [lease.shares[g.name].slots[: lease.pages] != NO_SLOT for g in self.schema.groups]
+        """Everything landed or failed: apply the hit rule again, to what is on the device."""
+        has = [
+            (lease.shares[group.name].slots[: lease.pages] != NO_SLOT)
+            | self._table.where(DEVICE, g, lease.path, Residence.LIVE)
+            for g, group in enumerate(self.schema.groups)
+        ]
         pages = self.schema.usable(has, self.policy.missing == "strict")
         lease.explanation.load_ms = 1e3 * (time.monotonic() - ticket.submitted)
         if pages < lease.pages:
@@ -337,15 +329,19 @@ class Cache:
             self.residency.unhold(lease.path[pages:])
             lease.path = lease.path[:pages]
         for g, group in enumerate(self.schema.groups):
-            needed = group.needed(pages)
+            share, needed = lease.shares[group.name], group.needed(pages)
             gaps = needed.start + np.flatnonzero(~has[g][needed.start : pages])
-            if len(gaps):  # only of a group that a lenient hit does without
-                share = lease.shares[group.name]
-                share.whole, share.valid_from = False, int(gaps[-1]) + 1
+            if self.policy.missing != "stale":  # gaps are left only where a hit does without
+                share.whole = not len(gaps)
+                share.valid_from = int(gaps[-1]) + 1 if len(gaps) else 0
+            at = np.arange(max(needed.start, share.valid_from), pages)
+            self._slots.pin(g, share, lease.path[at[share.slots[at] == NO_SLOT]])
         self._explain(lease)
 
     def _contain(self, ticket: Ticket) -> None:
-        """Drop what a broken transfer touched, and let nobody wait for it."""
+        """Drop what a broken transfer touched, let nobody wait for it, and count holds and pins
+        anew from their owners."""
+        self.counts["invariant_errors_total"] += 1
         for move in ticket.moves:
             pages = move.pages[~self._table.dying[move.pages]]
             self.residency.retire(pages)
@@ -355,6 +351,7 @@ class Cache:
                 self._settle(waiter, ticket)
             elif isinstance(waiter, Prefetch):
                 waiter.done = True
+        self.residency.recount(*self._owned()[:2])
 
     # --- small things
 
@@ -372,6 +369,13 @@ class Cache:
         for g, group in enumerate(self.schema.groups):
             self._table.used[g, path[group.needed(len(path)).start :]] = now
 
+    def _count_hit(self, path: Ids) -> None:
+        """A hit ended here. Where many do, a tail stays when longer requests slide past it."""
+        for g, group in enumerate(self.schema.groups):
+            if group.tail is not None:
+                tail = path[group.needed(len(path)).start :]
+                self._table.hits[g, tail] = np.minimum(self._table.hits[g, tail] + 1, MANY)
+
     def _touch_storage(self, path: Ids) -> None:
         """Tell storage of a hit in any tier, ancestors last."""
         if not self.transfers.storage:
@@ -387,7 +391,8 @@ class Cache:
         """The first group that keeps a hit from being one page longer; None: the tree ends."""
         for group, has in zip(self.schema.groups, present, strict=True):
             needed = group.needed(pages + 1)
-            if pages < len(has) and not has[needed.start : needed.stop].all():
+            counts = group.required or self.policy.missing == "strict"
+            if counts and pages < len(has) and not has[needed.start : needed.stop].all():
                 return group.name
         return None
 
@@ -438,13 +443,12 @@ class Cache:
         return True
 
     def close(self, timeout: float = 30.0) -> None:
-        """Drain, stop the lanes and close the store. Idempotent."""
+        """Drain, stop the lanes and close the store, unless a call of it hangs. Idempotent."""
         if self._closed:
             return
         self.drain(timeout)
         self._closed = True
-        self.transfers.close()
-        if self.store is not None:
+        if self.transfers.close() and self.store is not None:
             self.store.close()
 
     def _check_open(self) -> None:
@@ -466,45 +470,25 @@ class Cache:
         figures["prefetches"] = len(self._prefetcher.open)
         figures["storage_breaker_open"] = float(self.transfers.breaker.open)
         figures["storage_breaker_trips_total"] = self.transfers.breaker.trips
-        for lane, size in self.transfers.moved.items():
+        for lane, size in dict(self.transfers.moved).items():
             figures[f"moved_bytes_total{{lane={lane}}}"] = size
-        for lane, count in self.transfers.faults.items():
+        for lane, count in dict(self.transfers.faults).items():
             figures[f"transfer_faults_total{{lane={lane}}}"] = count
-        for kind, count in (self.store.faults if self.store else Counter[str]()).items():
+        for kind, count in dict(self.store.faults if self.store else {}).items():
             figures[f"storage_faults_total{{kind={kind}}}"] = count
         return figures
 
     def check(self) -> None:
-        """Raise InvariantError unless every hold, pin and private slot has an owner."""
+        """Raise InvariantError unless every owner is sound, and every hold, pin and private slot
+        has one."""
         self.residency.check()
-        table = self._table
-        holds = np.zeros_like(table.holds)
-        pins = np.zeros_like(table.pins)
-        private = [0] * len(self.schema.groups)
-        for lease in self._leases.values():
-            holds[lease.path] += 1
-            for g, group in enumerate(self.schema.groups):
-                share = lease.shares[group.name]
-                private[g] += int(np.count_nonzero(share.owned))
-                at = np.flatnonzero((share.slots != NO_SLOT) & ~share.owned)
-                pins[DEVICE, g, lease.path[at]] += 1
-                if (table.slot[DEVICE, g, lease.path[at]] != share.slots[at]).any():
-                    raise InvariantError("a lease's slot is not its page's")
-        for prefetch in self._prefetcher.open.values():
-            holds[prefetch.path] += 1
-            for g, pages in prefetch.pinned:
-                pins[HOST, g, pages] += 1
-        for pages in self._backup.held():
-            holds[pages] += 1
-        for ticket in self.transfers.pending:
-            for move in ticket.moves:
-                holds[move.pages] += 1
-                if ticket.kind == SAVE:
-                    pins[DEVICE, move.group, move.pages] += 1
-                elif ticket.kind in (LOAD, WRITE):
-                    pins[HOST, move.group, move.pages] += 1
-        if (holds != table.holds).any() or (pins != table.pins).any():
-            raise InvariantError("holds or pins without an owner, or owners without them")
-        for g, count in enumerate(private):
-            if self._device.private(g) != count or self._host.private(g) != 0:
-                raise InvariantError("a private slot has no owner")
+        check_owned(self.residency, *self._owned())
+
+    def _owned(self) -> Owned:
+        return count_owned(
+            self.residency,
+            self._leases.values(),
+            self._prefetcher.open.values(),
+            self._backup.held(),
+            self.transfers.pending,
+        )

@@ -38,6 +38,7 @@ class Share:
     owned: NDArray[np.bool_]  # True: the lease's own; False: pinned through the page's row
     valid_from: int = 0  # pages before this one hold nothing that may be read
     whole: bool = True  # False: its prefix has gaps, so what follows stays private
+    working: Ids = field(default_factory=lambda: np.empty(0, dtype=np.int32))  # running state
 
 
 @dataclass(slots=True)
@@ -49,6 +50,8 @@ class Lease:
     shares: dict[str, Share]  # by group name
     # of each page of the hit, lowest tier it came from: 0 device, 1 host, 2 storage
     origin: NDArray[np.intp] = field(default_factory=lambda: np.empty(0, dtype=np.intp))
+    cuts: list[int] = field(default_factory=list)  # token positions, sorted: see next_cut
+    lasting: frozenset[int] = frozenset()  # those of them that hits are expected to end at
     waiting: int = 0  # transfers this lease still waits for
     explanation: Explanation = field(default_factory=Explanation)
     detached: bool = False  # its path left the tree: what it computes stays private
@@ -69,6 +72,15 @@ class Lease:
         """Block table: ``[capacity in pages]`` int32 device slots of ``group``; -1: none."""
         return self.shares[group].slots
 
+    def working(self, group: str) -> Ids:
+        """``[Group.working]`` int32 device slots of ``group`` for the request's running state."""
+        return self.shares[group].working
+
+    def next_cut(self, position: int) -> int | None:
+        """The first token position after ``position`` where chunks and re-runs must end, so that
+        a snapshot of running state can be taken there; None: no more."""
+        return next((cut for cut in self.cuts if cut > position), None)
+
     def valid_from(self, group: str) -> int:
         """First page of ``group`` that may be read; more than 0 only under ``lenient``."""
         return self.shares[group].valid_from
@@ -80,7 +92,7 @@ class Prefetch:
 
     namespace: str
     raw: bytes  # token bytes of the prompt's whole pages that a hit may use
-    claims: list[int]  # host slots it reads into, by group
+    claims: list[int]  # host slots that it keeps, by group
     keys: list[bytes] = field(default_factory=list)  # chained keys of those pages
     present: list[NDArray[np.bool_]] = field(default_factory=list)  # by group: memory or storage
     reach: int = 0  # pages that memory and storage together make usable

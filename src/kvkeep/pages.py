@@ -17,17 +17,18 @@ Ids = NDArray[np.int32]
 DEVICE, HOST = 0, 1
 TIERS = ("device", "host")
 NO_SLOT = -1
+MANY = 2  # hits that make a place worth keeping: one is how any conversation goes on
 
 _COLUMNS: dict[str, tuple[type, int]] = {
     # name: (dtype, what a fresh row holds)
     "depth": (np.int32, 0),
     "holds": (np.int32, 0),
     "dying": (np.bool_, False),
-    "ends": (np.bool_, False),
     "slot": (np.int32, NO_SLOT),
     "state": (np.uint8, Residence.ABSENT),
     "pins": (np.int32, 0),
     "used": (np.int64, 0),
+    "hits": (np.uint8, 0),
     "stored": (np.bool_, False),
 }
 
@@ -42,11 +43,11 @@ class PageTable:
     key       [pages, 32] uint8 chained key
     holds     [pages]           leases, prefetches and tickets that know this id
     dying     [pages]           gone from the tree; id and slots are recycled with the last hold
-    ends      [pages]           a hit once ended here
     slot      [tiers, groups, pages]  slot in a memory tier, NO_SLOT if none
     state     [tiers, groups, pages]  :class:`~kvkeep.schema.Residence`
     pins      [tiers, groups, pages]  users of the slot; it stays while there are any
     used      [groups, pages]   clock of the last admit or commit that needed it
+    hits      [groups, pages]   hits that needed it, up to ``MANY``; of groups with a tail
     stored    [groups, pages]   hint: it was written to, or read from, storage
     ========= ================= ==================================================================
     """
@@ -54,11 +55,11 @@ class PageTable:
     depth: Ids
     holds: Ids
     dying: NDArray[np.bool_]
-    ends: NDArray[np.bool_]
     slot: Ids
     state: NDArray[np.uint8]
     pins: Ids
     used: NDArray[np.int64]
+    hits: NDArray[np.uint8]
     stored: NDArray[np.bool_]
 
     def __init__(self, groups: int, capacity: int = 1024) -> None:
@@ -70,7 +71,7 @@ class PageTable:
             "state": (2, groups),
             "pins": (2, groups),
         }
-        lead |= {"used": (groups,), "stored": (groups,)}
+        lead |= {"used": (groups,), "hits": (groups,), "stored": (groups,)}
         for name, (dtype, _) in _COLUMNS.items():
             setattr(self, name, np.empty((*lead.get(name, ()), 0), dtype=dtype))
         self._free: list[int] = []

@@ -42,10 +42,13 @@ class Policy:
     write: str = "write_through"  # every committed page goes to host and storage
     missing: str = "strict"  # "strict": an absent group shortens the hit; "lenient": serve without
     # optional groups; "stale": as lenient, over slots with somebody else's bytes (a control)
+    snapshot_pages: int | None = None  # interim snapshots of running state every so many pages
     prefetch_share: float = 0.5  # of host slots that prefetches may hold
     stall_seconds: float = 10.0  # a storage call that takes longer counts as a failure
 
     def __post_init__(self) -> None:
+        if not 0 < self.prefetch_share <= 1 or self.stall_seconds <= 0:
+            raise ConfigError("prefetch_share must be in (0, 1], stall_seconds above 0")
         for name, known in (
             ("prefetch", ("wait_complete",)),
             ("write", ("write_through",)),

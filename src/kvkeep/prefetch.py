@@ -30,7 +30,7 @@ class Prefetcher:
     ) -> None:
         self._residency, self._transfers = residency, transfers
         self._policy, self._counts = policy, counts
-        self._claimed = [0] * len(residency.schema.groups)  # host slots that prefetches read into
+        self._claimed = [0] * len(residency.schema.groups)  # host slots that prefetches keep
         self.open: dict[int, Prefetch] = {}
 
     def begin(self, raw: bytes, namespace: str) -> Prefetch:
@@ -121,11 +121,16 @@ class Prefetcher:
         prefetch.path = path
         for group in range(len(missing)):
             needed = self._needed(group, prefetch.reach)[: len(path)]
-            live = table.where(HOST, group, path, Residence.LIVE) & needed
-            self._pin(prefetch, group, path[live])
+            live = path[table.where(HOST, group, path, Residence.LIVE) & needed]
+            if len(live) <= left[group]:  # more would keep everybody else from the host
+                self._pin(prefetch, group, live)
+                self._claim(prefetch, group, len(live))
+                left[group] -= len(live)
         room = [
-            min(cap, residency.make_room(residency.host, g, min(cap, int(lacks.sum()))))
-            for g, (cap, lacks) in enumerate(zip(left, missing, strict=True))
+            min(cap, residency.make_room(residency.host, g, min(cap, count)))
+            for g, (cap, count) in enumerate(
+                zip(left, self._wanted(prefetch.reach, missing), strict=True)
+            )
         ]
         pages = prefetch.reach
         while pages and not self._fits(pages, missing, room):
@@ -157,13 +162,16 @@ class Prefetcher:
                 assert slots is not None  # room was made, and nobody else ran
                 residency.host.adopt(group, ids, slots, Residence.WRITING)
                 table.hold(ids)
-                self._claimed[group] += len(ids)
-                prefetch.claims[group] += len(ids)
+                self._claim(prefetch, group, len(ids))
                 keys = [self._transfers.key(group, prefetch.keys[i]) for i in at]
                 moves.append(Move(group, ids, _NONE, slots, keys))
         if moves:
             self._wait(prefetch, self._transfers.submit(Ticket(READ, moves)))
         prefetch.done = prefetch.waiting == 0
+
+    def _claim(self, prefetch: Prefetch, group: int, slots: int) -> None:
+        self._claimed[group] += slots
+        prefetch.claims[group] += slots
 
     def _wait(self, prefetch: Prefetch, ticket: Ticket) -> None:
         ticket.waiters.append(prefetch)
@@ -190,10 +198,15 @@ class Prefetcher:
 
     def _fits(self, pages: int, missing: list[NDArray[np.bool_]], room: list[int]) -> bool:
         """Whether what ``[0, pages)`` needs and lacks is at most ``room`` slots of each group."""
-        return all(
-            np.count_nonzero(lacks[:pages] & self._needed(group, pages)) <= room[group]
+        wanted = self._wanted(pages, missing)
+        return all(count <= free for count, free in zip(wanted, room, strict=True))
+
+    def _wanted(self, pages: int, missing: list[NDArray[np.bool_]]) -> list[int]:
+        """Pages of each group that ``[0, pages)`` needs and lacks."""
+        return [
+            int(np.count_nonzero(lacks[:pages] & self._needed(group, pages)))
             for group, lacks in enumerate(missing)
-        )
+        ]
 
 
 _NONE = np.empty(0, dtype=np.int32)

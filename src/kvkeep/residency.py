@@ -13,9 +13,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from .pages import DEVICE, HOST, PageTable
+from .pages import DEVICE, HOST, NO_SLOT, PageTable
 from .policy import Order
-from .schema import InvariantError, Residence, Schema
+from .schema import ConfigError, InvariantError, Residence, Schema
 from .tier import Tier
 from .tree import Tree
 
@@ -28,6 +28,9 @@ class Residency:
     def __init__(
         self, schema: Schema, device_slots: Sequence[int], host_slots: Sequence[int], order: Order
     ) -> None:
+        for slots in (device_slots, host_slots):
+            if len(slots) != len(schema.groups) or min(slots) < 0:
+                raise ConfigError(f"{slots} slots for {len(schema.groups)} groups")
         self.schema = schema
         self.table = PageTable(len(schema.groups))
         self.tree = Tree(schema.page_tokens)
@@ -66,18 +69,20 @@ class Residency:
     def evict(self, tier: Tier, group: int, count: int) -> Ids:
         """Drop up to ``count`` pages of a group from a tier, in order; returns them."""
         pages = tier.evict(group, count)
-        self._retire_lost(group, pages)
+        self._end(group, pages)
         return pages
 
     def drop(self, tier: Tier, group: int, pages: Ids) -> None:
         """Rows lose their slots, say because the bytes did not arrive."""
         tier.drop(group, pages)
-        self._retire_lost(group, pages)
+        self._end(group, pages)
 
     def unhold(self, ids: Ids) -> None:
         """Take back one hold of each, and recycle what was waiting for that."""
         self.table.unhold(ids)
         self._reap(ids)
+        if not any(self._vital):
+            self._trim(ids)
 
     def retire(self, pages: Ids) -> None:
         """Take these pages, and all below them, out of the tree."""
@@ -89,9 +94,28 @@ class Residency:
         for gone in cuts:  # not before: ids must not be recycled while they are still looked at
             self._reap(gone)
 
-    def _retire_lost(self, group: int, pages: Ids) -> None:
-        if self._vital[group] and len(pages):
+    def _end(self, group: int, pages: Ids) -> None:
+        """These lost their slots in one tier: some may be of no use any more."""
+        if self._vital[group]:
             self.retire(pages[~self.table.resident(group, pages)])
+        elif not any(self._vital):
+            self._trim(pages)
+
+    def _trim(self, pages: Ids) -> None:
+        """Where no group is vital, a page ends when it has no slots, no holds and nothing below."""
+        table = self.table
+        for page in pages[np.argsort(-table.depth[pages], kind="stable")]:
+            above: int | None = int(page)
+            while above is not None and self._empty(above):
+                depth = int(table.depth[above])
+                gone, above = above, self.tree.parent(above, depth)
+                self.retire(np.array([gone], dtype=np.int32))
+
+    def _empty(self, page: int) -> bool:
+        table = self.table
+        if table.holds[page] or table.dying[page] or (table.slot[:, :, page] != NO_SLOT).any():
+            return False
+        return self.tree.is_last(page, int(table.depth[page]))
 
     def _reap(self, ids: Ids) -> None:
         table = self.table
@@ -100,9 +124,13 @@ class Residency:
             return
         for tier in (self.device, self.host):
             for group in range(len(self.schema.groups)):
-                slots = table.state[tier.index, group, over] != Residence.ABSENT
-                tier.drop(group, over[slots])
+                tier.drop(group, over[table.slot[tier.index, group, over] != NO_SLOT])
         table.recycle(over)
+
+    def recount(self, holds: Ids, pins: Ids) -> None:
+        """Believe these counts, after bookkeeping went wrong, and recycle what nobody holds."""
+        self.table.holds[:], self.table.pins[:] = holds, pins
+        self._reap(np.flatnonzero(self.table.dying).astype(np.int32))
 
     def check(self) -> None:
         """Raise InvariantError unless every owner is sound and they agree with each other."""
@@ -118,6 +146,8 @@ class Residency:
         for group, vital in enumerate(self._vital):
             if vital and not table.resident(group, ids).all():
                 raise InvariantError("a page of the tree can serve no hit")
+        if any(self._empty(int(page)) for page in ids if not any(self._vital)):
+            raise InvariantError("an empty page is still in the tree")
         for _, node in self.tree.walk():
             above = node.parent.ids[-1:] if node.parent else node.ids[:0]
             line = table.used[:, np.concatenate((above, node.ids))]

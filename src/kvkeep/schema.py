@@ -189,7 +189,8 @@ class Schema:
     def fingerprint(self, group: Group) -> bytes:
         """16 bytes that name ``group``'s records: weights, geometry, shard and format."""
         shard = (self.identity.rank, self.identity.world) if group.sharded else (0, 1)
-        parts = (FORMAT_VERSION, self.identity.model, shard, self.page_tokens, group)
+        what = (group.name, group.components, group.source)
+        parts = (FORMAT_VERSION, self.identity.model, shard, self.page_tokens, what)
         return hashlib.sha256(repr(parts).encode()).digest()[:16]
 
     def usable(self, present: Sequence[NDArray[np.bool_]], strict: bool = True) -> int:

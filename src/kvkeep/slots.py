@@ -5,13 +5,17 @@ A slot of a share is either the lease's own (private) or pinned through its page
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import numpy as np
 from numpy.typing import NDArray
 
-from .lease import Share
-from .pages import DEVICE, NO_SLOT
+from .lease import Lease, Share
+from .pages import DEVICE, HOST, MANY, NO_SLOT
+from .policy import Policy
 from .residency import Residency
 from .schema import Residence
+from .transfer import Move
 
 Ids = NDArray[np.int32]
 
@@ -19,28 +23,82 @@ Ids = NDArray[np.int32]
 class DeviceSlots:
     """Operations on shares; ``g`` is the group's index. The scheduler's thread only."""
 
-    def __init__(self, residency: Residency) -> None:
-        self._residency = residency
-        self._table, self._device = residency.table, residency.device
+    def __init__(self, residency: Residency, policy: Policy) -> None:
+        self._residency, self._policy = residency, policy
+        self._table, self._device, self._host = residency.table, residency.device, residency.host
+        self._groups = residency.schema.groups
+
+    def place(
+        self, lease: Lease, present: list[NDArray[np.bool_]], fresh: int
+    ) -> list[Move] | None:
+        """Fill in ``lease.shares``: pin what is there, reserve the rest. Returns what is to be
+        loaded, its sources pinned; None if there is no room."""
+        pages, fits = lease.pages, True
+        moves = []
+        for g, group in enumerate(self._groups):
+            at = np.arange(group.needed(pages).start, pages)
+            gaps = at[~present[g][at]]
+            share = Share(np.full(pages, NO_SLOT, np.int32), np.zeros(pages, dtype=bool))
+            lease.shares[group.name] = share
+            share.whole = not len(gaps)
+            working = self._residency.reserve(self._device, g, group.working)
+            share.working = share.working if working is None else working
+            if self._policy.missing == "lenient" and len(gaps):
+                share.valid_from = int(gaps[-1]) + 1
+            ids = lease.path[at[at >= share.valid_from]]
+            live = ids[self._table.where(DEVICE, g, ids, Residence.LIVE)]
+            self.pin(g, share, live)
+            absent = self._table.where(DEVICE, g, ids, Residence.ABSENT)
+            load = ids[absent & self._table.where(HOST, g, ids, Residence.LIVE)]
+            self._host.pin(g, load)
+            target = self._residency.reserve(self._device, g, len(load))
+            private = gaps[gaps >= share.valid_from]  # "stale": somebody else's bytes
+            fits = working is not None and target is not None
+            fits = fits and self.extend(g, lease, fresh, private)
+            if target is None:
+                self._host.unpin(g, load)
+            else:
+                moves.append(Move(g, load, self._table.slot[HOST, g, load], target))
+            if not fits:
+                break
+        if fits:
+            return moves
+        for move in moves:
+            self._host.unpin(move.group, move.pages)
+            self._device.free(move.group, move.target)
+        return None
+
+    def plan_snapshots(self, lease: Lease, first: int, last: int) -> None:
+        """Interim snapshots in pages ``[first, last)``, as often as the policy says."""
+        every = self._policy.snapshot_pages
+        if every and any(group.working for group in self._groups):
+            pages = range((first // every + 1) * every, last + 1, every)
+            more = {page * self._residency.schema.page_tokens for page in pages}
+            lease.cuts = sorted(more.union(lease.cuts))
 
     def pin(self, g: int, share: Share, ids: Ids) -> None:
         share.slots[self._table.depth[ids]] = self._device.pin(g, ids)
 
-    def extend(self, g: int, share: Share, count: int, gaps: NDArray[np.intp]) -> bool:
-        """Private slots for ``count`` more pages, and for the pages at ``gaps``."""
-        slots = self._residency.reserve(self._device, g, count + len(gaps))
-        if slots is None:
-            return False
-        share.slots = np.concatenate((share.slots, slots[:count]))
-        share.owned = np.concatenate((share.owned, np.ones(count, dtype=bool)))
-        share.slots[gaps] = slots[count:]
-        share.owned[gaps] = True
-        return True
+    def extend(self, g: int, lease: Lease, count: int, gaps: NDArray[np.intp]) -> bool:
+        """Private slots for ``count`` more pages, and for the pages at ``gaps``.
 
-    def cut(self, g: int, share: Share, size: int) -> None:
-        """Free private slots from the ``size``-th page on."""
-        self._device.free(g, share.slots[size:])
-        share.slots, share.owned = share.slots[:size], share.owned[:size]
+        Snapshots are a luxury: without room for them, their pages go without."""
+        group = self._groups[g]
+        share = lease.shares[group.name]
+        more = np.arange(len(share.slots), len(share.slots) + count)
+        if group.working:
+            more = more[np.isin((more + 1) * self._residency.schema.page_tokens, lease.cuts)]
+        at = np.concatenate((more, gaps))
+        slots = self._residency.reserve(self._device, g, len(at))
+        if slots is None:
+            if not group.working:
+                return False
+            at, slots = at[:0], share.slots[:0]
+        share.slots = np.concatenate((share.slots, np.full(count, NO_SLOT, dtype=np.int32)))
+        share.owned = np.concatenate((share.owned, np.zeros(count, dtype=bool)))
+        share.slots[at] = slots
+        share.owned[at] = True
+        return True
 
     def let_go(self, g: int, share: Share, path: Ids, first: int) -> None:
         """Unpin or free everything from page ``first`` on."""
@@ -50,11 +108,16 @@ class DeviceSlots:
         self._device.unpin(g, path[at[~own]])
         share.slots, share.owned = share.slots[:first], share.owned[:first]
 
-    def publish(self, g: int, share: Share, path: Ids, first: int) -> Ids:
-        """Rows of ``path[first:]`` without a slot adopt the lease's; where a row has one, the
+    def publish(self, g: int, lease: Lease, first: int, snapshots: Collection[int]) -> Ids:
+        """Rows of ``lease.path[first:]`` without a slot adopt the lease's; where a row has one, the
         lease takes that instead of its own; where one is being filled, both are kept.
-        Returns the pages whose rows adopted."""
-        at = np.arange(first, len(path))
+        Of a group that keeps snapshots, only those that were taken. Returns the pages whose rows
+        adopted."""
+        group, path = self._groups[g], lease.path
+        share = lease.shares[group.name]
+        at = first + np.flatnonzero(share.owned[first : len(path)])
+        if group.working:
+            at = at[np.isin(at, list(snapshots))]
         ids, slots = path[at], share.slots[at]
         absent = self._table.where(DEVICE, g, ids, Residence.ABSENT)
         live = self._table.where(DEVICE, g, ids, Residence.LIVE)
@@ -65,14 +128,22 @@ class DeviceSlots:
         self._device.free(g, slots[live])
         return ids[absent]
 
-    def slide(self, g: int, share: Share, path: Ids, start: int) -> None:
-        """Let go of pages before ``start``: out of reach, and of use only where hits ended."""
-        at = np.flatnonzero(share.slots[:start] != NO_SLOT)
-        own = share.owned[at]
-        self._device.free(g, share.slots[at[own]])
-        out = path[at[~own]]
-        alone = self._table.pins[DEVICE, g, out] == 1
-        self._table.used[g, out[alone & ~self._table.ends[out]]] = 0
+    def slide(self, g: int, lease: Lease, start: int) -> None:
+        """Let go of pages before ``start``. Out of reach of this request, they are the first to
+        be evicted, or a long request's dead pages would outlive idle sessions' useful tails;
+        except where many hits ended, and snapshots that one is expected to end at."""
+        share, path = lease.shares[self._groups[g].name], lease.path
+        gone = np.flatnonzero(share.slots[:start] != NO_SLOT)
+        own = share.owned[gone]
+        self._device.free(g, share.slots[gone[own]])
+        at = gone[~own]
+        out = path[at]
+        dead = self._table.hits[g, out] < MANY
+        if self._groups[g].working:
+            ends = (at + 1) * self._residency.schema.page_tokens
+            dead &= ~np.isin(ends, list(lease.lasting))
+        self._table.used[g, out[dead]] = 0
+        self._host.offer(g, out[dead])
         self._device.unpin(g, out)
-        share.slots[at] = NO_SLOT
-        share.owned[at] = False
+        share.slots[gone] = NO_SLOT
+        share.owned[gone] = False

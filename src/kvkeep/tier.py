@@ -113,6 +113,10 @@ class Tier:
             raise InvariantError("a slot is pinned less than never")
         self._queues[group].offer(pages)
 
+    def offer(self, group: int, pages: Ids) -> None:
+        """The order of these pages has changed to earlier."""
+        self._queues[group].offer(pages)
+
     def evictable(self, group: int, pages: Ids) -> NDArray[np.bool_]:
         """Which of these pages may lose their slot here."""
         table = self.table

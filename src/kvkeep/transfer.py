@@ -235,10 +235,13 @@ class Transfers:
         """Name in storage of one group of a page with this chained key."""
         return Key(self._prints[group], page)
 
-    def close(self, timeout: float = 5.0) -> None:
-        """Stop the lanes; what is queued is still carried out, if it takes no longer."""
+    def close(self, timeout: float = 5.0) -> bool:
+        """Stop the lanes; what is queued is still carried out, if it takes no longer.
+
+        False: a storage call hangs, so the store must not be closed under it."""
         for lane in self._lanes.values():
             lane.close(timeout)
+        return not self._calling
 
     def _watch(self) -> None:
         """Trip the breaker for a storage call that hangs, and free who queues behind it."""

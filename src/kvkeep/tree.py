@@ -36,7 +36,7 @@ class Node:
         """``[size]`` page ids. A view."""
         return self._ids[: self.size]
 
-    def grow(self, raw: bytes, ids: Ids) -> None:
+    def grow(self, raw: bytes | bytearray, ids: Ids) -> None:
         """Append pages, in amortised constant time each."""
         end = self.size + len(ids)
         if end > len(self._ids):
@@ -115,6 +115,18 @@ class Tree:
         self._node[ids] = None
         return ids
 
+    def parent(self, page: int, depth: int) -> int | None:
+        """The page before ``page`` (at ``depth``); None: it is the first of its prompt."""
+        node = self._node[page]
+        if depth > node.first:
+            return int(node.ids[depth - node.first - 1])
+        return int(node.parent.ids[-1]) if node.parent.size else None
+
+    def is_last(self, page: int, depth: int) -> bool:
+        """Whether ``page`` (at ``depth``) is in the tree with nothing below it."""
+        node = self._node[page] if page < len(self._node) else None
+        return node is not None and not node.kids and depth == node.first + node.size - 1
+
     def _walk(self, node: Node, at: int, raw: bytes) -> tuple[list[Ids], Node]:
         """Follow ``raw`` from the ``at``-th page of ``node`` on; the runs of ids passed."""
         size, done, runs = self.page_bytes, 0, []
@@ -153,7 +165,14 @@ class Tree:
         if parent is None:
             raise InvariantError("a root was cut")
         del parent.kids[bytes(node.raw[: self.page_bytes])]
-        if parent.parent is None and not parent.kids:
+        if parent.parent is not None and len(parent.kids) == 1:
+            (kid,) = parent.kids.values()
+            parent.grow(kid.raw, kid.ids)
+            parent.kids = kid.kids
+            for below in kid.kids.values():
+                below.parent = parent
+            self._assign(kid.ids, parent)
+        elif parent.parent is None and not parent.kids:
             self._roots = {name: root for name, root in self._roots.items() if root is not parent}
 
     def _assign(self, ids: Ids, node: Node) -> None:

@@ -1,6 +1,6 @@
 """Random walks through worlds: what the state machine does, without shrinking but much faster.
 
-``python walks.py [seconds] [first seed]`` walks on and on; a failure names its seed.
+``python walks.py FIRST LAST`` walks from all seeds of a range; a failure names its seed.
 """
 
 from __future__ import annotations
@@ -8,27 +8,55 @@ from __future__ import annotations
 import logging
 import random
 import sys
-import time
 from collections import Counter
 
-from worlds import FOUR, TWO, World
+from worlds import FIVE, FOUR, TWO, P, Path, World, group
+
+from kvkeep.schema import Identity, Schema
 
 LANES = ("save", "load", "write", "read")
+
+
+def any_world(rng: random.Random) -> World:
+    """Some groups in some order, and pools so small that some hold next to nothing."""
+    groups = [group("full")] if rng.random() < 0.9 else []
+    working = rng.choice([0, 1, 1, 2])
+    for name, tail, work in (
+        ("window", rng.randrange(1, 4), 0),
+        ("state", 1, working),
+        ("draft", None, 0),
+        ("near draft", rng.randrange(1, 3), 0),
+    ):
+        if rng.random() < 0.6 or (not groups and name == "near draft"):
+            groups.append(group(name, tail, rng.random() < 0.6, work))
+    rng.shuffle(groups)
+    device = [rng.randrange(3, 12) for _ in groups]
+    host = [rng.choice([0, 1, 2, 4, 6, 10, 14]) for _ in groups]
+    schema = Schema(Identity("m"), P, tuple(groups))
+    missing, select = rng.choice(["strict", "lenient"]), rng.choice([0.02, 0.3, 0.6, 1.0])
+    return World(schema, device, host, missing, select, rng.choice([None, None, 1, 2]))
+
+
+WINDOWS = Schema(Identity("m"), P, (group("window", 2), group("state", 1, working=1)))
 KINDS = {
-    "two": lambda: World(TWO, [7, 6], [8, 9]),
-    "four": lambda: World(FOUR, [8, 7, 6, 8], [9, 8, 7, 9]),
-    "lenient": lambda: World(FOUR, [8, 7, 6, 7], [9, 8, 7, 8], missing="lenient"),
+    "two": lambda _: World(TWO, [7, 6], [8, 9]),
+    "four": lambda _: World(FOUR, [8, 7, 6, 8], [9, 8, 7, 9]),
+    "wide": lambda _: World(FOUR, [16, 14, 12, 16], [17, 15, 13, 17]),
+    "lenient": lambda _: World(FOUR, [8, 7, 6, 7], [9, 8, 7, 8], missing="lenient"),
+    "five": lambda _: World(FIVE, [9, 7, 4, 9, 7], [9, 8, 5, 9, 8], every=3),
+    "no vital": lambda _: World(WINDOWS, [6, 5], [7, 6]),
+    "any": any_world,
 }
 STEPS = {
-    "arrive": 4, "admit": 5, "run": 7, "abort": 2, "preempt": 0.5, "step": 8, "tick": 6,
-    "evict": 2.5, "lose": 0.4, "outage": 0.3, "restart": 0.3,
+    "arrive": 4, "admit": 6, "run": 7, "abort": 1.5, "preempt": 0.5, "step": 7, "tick": 7,
+    "settle": 1, "evict": 2.5, "empty": 1, "lose": 0.4, "outage": 0.3, "restart": 0.6,
 }  # fmt: skip
 
 
 def walk(kind: str, seed: int, steps: int = 150) -> Counter[str]:
     """One walk, checked after every step; what happened on it."""
     rng = random.Random(seed)
-    world = KINDS[kind]()
+    world = KINDS[kind](rng)
     for step in rng.choices(list(STEPS), list(STEPS.values()), k=steps):
         one(world, step, rng)
         world.check()
@@ -41,14 +69,17 @@ def one(world: World, step: str, rng: random.Random) -> None:
     waiting = [r for r in world.requests if not r.lease]
     running = [r for r in world.requests if r.lease]
     if step == "arrive" and len(world.requests) < 5:
-        tokens = [int(rng.random() < 0.2) for _ in range(rng.randrange(1, 14))]
-        world.arrive(tokens, rng.choice(["", "", "b"]), ask=rng.random() < 0.7)
+        namespace, tokens = _known(world, rng) or ("", ())
+        tokens += tuple(int(rng.random() < 0.1) for _ in range(rng.randrange(1, 14)))
+        namespace = "b" if rng.random() < 0.1 else namespace
+        world.arrive(tokens[:13], namespace, ask=rng.random() < 0.7)
     elif step == "admit" and waiting:
         for request in rng.sample(waiting, len(waiting)):
             if world.admit(request, rng.randrange(5)):
                 break
     elif step == "run" and running:
-        world.run(rng.choice(running), rng.randrange(6), rng.randrange(5), rng.random() < 0.8)
+        commit, stop = rng.random() < 0.8, rng.random() < 0.9
+        world.run(rng.choice(running), rng.randrange(6), rng.randrange(5), commit, stop)
     elif step == "abort" and world.requests:
         world.release(rng.choice(world.requests))
     elif step == "preempt" and running:
@@ -60,8 +91,12 @@ def one(world: World, step: str, rng: random.Random) -> None:
             world.step(rng.choice(lanes), rng.randrange(9), rng.randrange(1, 6), fault)
     elif step == "tick":
         world.tick()
+    elif step == "settle":
+        world.settle()
     elif step == "evict":
         world.evict(rng.randrange(2), rng.choice(world.groups), rng.randrange(1, 4))
+    elif step == "empty":
+        world.empty(rng.choice([0, 0, 0, 1]))
     elif step == "lose":
         world.lose(rng.randrange(99))
     elif step == "outage":
@@ -70,20 +105,24 @@ def one(world: World, step: str, rng: random.Random) -> None:
         world.restart()
 
 
-def main(seconds: float, seed: int) -> None:
+def _known(world: World, rng: random.Random) -> Path | None:
+    """A page that some prompt had, half of the time."""
+    known = sorted(world.names.values())
+    return rng.choice(known) if known and rng.random() < 0.5 else None
+
+
+def main(first: int, last: int) -> None:
     happened: Counter[str] = Counter()
-    end, first = time.monotonic() + seconds, seed
-    while time.monotonic() < end:
+    for seed in range(first, last):
         for kind in KINDS:
             try:
                 happened += walk(kind, seed)
             except BaseException:
                 print(f"walk({kind!r}, {seed})", file=sys.stderr)
                 raise
-        seed += 1
-    print(f"{seed - first} seeds", dict(happened))
+    print(dict(happened))
 
 
 if __name__ == "__main__":
     logging.disable()
-    main(float(sys.argv[1]) if len(sys.argv) > 1 else 60, int((sys.argv[2:] or [0])[0]))
+    main(*map(int, sys.argv[1:]))

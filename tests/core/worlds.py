@@ -21,7 +21,7 @@ from kvkeep.cache import Cache
 from kvkeep.lease import Lease, Prefetch
 from kvkeep.policy import Policy
 from kvkeep.schema import Component, Group, Identity, Key, Residence, Schema, StoreError
-from kvkeep.transfer import READ, Ticket
+from kvkeep.transfer import READ, TOUCH, Ticket
 
 P = 2
 JUNK = "junk"
@@ -29,8 +29,9 @@ ABSENT, WRITING, LIVE = Residence
 Path = tuple[str, tuple[int, ...]]  # a page by its prompt: namespace, and all tokens to its end
 
 
-def group(name: str, tail: int | None = None, required: bool = True) -> Group:
-    return Group(name, (Component("k", (0,), (1,), "F32"),), tail=tail, required=required)
+def group(name: str, tail: int | None = None, required: bool = True, working: int = 0) -> Group:
+    component = Component("k", (0,), (1,), "F32")
+    return Group(name, (component,), tail=tail, required=required, working=working)
 
 
 TWO = Schema(Identity("m"), P, (group("full"), group("draft")))
@@ -38,6 +39,17 @@ FOUR = Schema(
     Identity("m"),
     P,
     (group("full"), group("window", 2), group("state", 1), group("draft", required=False)),
+)
+FIVE = Schema(
+    Identity("m"),
+    P,
+    (
+        group("full"),
+        group("window", 2),
+        group("state", 1, working=1),
+        group("draft", required=False),
+        group("near draft", 3, required=False),
+    ),
 )
 
 
@@ -99,7 +111,8 @@ class DictStore:
         return [not (self.fault and i % 2) for i in range(count)]
 
     def probe(self, keys):
-        return [works and key in self.records for works, key in zip(self._works(len(keys)), keys)]
+        works = self._works(len(keys))
+        return [ok and key in self.records for ok, key in zip(works, keys, strict=True)]
 
     def read(self, keys, out):
         landed = []
@@ -111,7 +124,9 @@ class DictStore:
 
     def write(self, keys, records):
         works = self._works(len(keys))
-        self.records |= {k: cell.value for k, cell, ok in zip(keys, records, works) if ok}
+        for key, cell, ok in zip(keys, records, works, strict=True):
+            if ok:
+                self.records[key] = cell.value
         return works
 
     def touch(self, keys) -> None:
@@ -173,6 +188,8 @@ class Request:
     prefetch: Prefetch | None = None
     lease: Lease | None = None
     computed: int | None = None  # tokens; None until it began to run
+    cuts: set[int] = field(default_factory=set)  # pages where a hit may be expected to end
+    snapshots: list[int] = field(default_factory=list)  # pages, since the last commit
 
     def path(self, page: int) -> Path:
         return self.namespace, self.tokens[: (page + 1) * P]
@@ -188,11 +205,11 @@ class Oracle:
 
     clock: int = 0
     used: dict[tuple[int, Path], int] = field(default_factory=dict)
-    ends: set[tuple[int, Path]] = field(default_factory=set)
+    hits: Counter[tuple[int, Path]] = field(default_factory=Counter)
 
     def forget(self, gone: Callable[[Path], bool]) -> None:
         self.used = {key: used for key, used in self.used.items() if not gone(key[1])}
-        self.ends = {key for key in self.ends if not gone(key[1])}
+        self.hits = Counter({key: n for key, n in self.hits.items() if not gone(key[1])})
 
 
 @lru_cache(None)
@@ -217,15 +234,13 @@ class World:
         host: Sequence[int],
         missing: str = "strict",
         select: float = 0.4,
+        every: int | None = None,
     ) -> None:
         kvkeep.tier._SELECT = select  # so that tiny pools, too, are evicted in several batches
-        self.schema, self.device, self.host, self.missing = (
-            schema,
-            list(device),
-            list(host),
-            missing,
-        )
+        self.schema, self.device, self.host = schema, list(device), list(host)
+        self.missing, self.every = missing, every
         self.groups = range(len(schema.groups))
+        self.vital = [grp.required and grp.tail is None for grp in schema.groups]
         self.store = DictStore()
         self.lost: set[Key] = set()
         self.names: dict[bytes, Path] = {}  # chained key -> the page it must belong to
@@ -244,7 +259,7 @@ class World:
             self.device,
             self.host,
             self.store,
-            Policy(missing=self.missing),
+            Policy(missing=self.missing, snapshot_pages=self.every),
             self.media,
             self._lane,
         )
@@ -273,7 +288,7 @@ class World:
         if request.lease or (prefetch and not self.cache.ready(prefetch)):
             return False
         tree, pages = self.tree(), self.hit(request)
-        wanted, roomy = self._wanted(request, tree, pages, chunk)
+        fresh, roomy = self._room(request, tree, pages, chunk)
         pins = self.table.pins[0].copy()
         dying = np.count_nonzero(self.table.dying)
         lease = self.cache.admit(request.array, request.namespace, chunk, prefetch)
@@ -288,43 +303,79 @@ class World:
         if lease.waiting:
             assert lease.pages == pages, "the hit is not the longest"
         for g, grp in enumerate(self.schema.groups):
-            assert len(lease.slots(grp.name)) == lease.pages + wanted[g]
+            assert len(lease.slots(grp.name)) == lease.pages + fresh
+            assert len(lease.working(grp.name)) == grp.working
         request.lease, request.prefetch, request.computed = lease, None, None
+        whole = (len(request.tokens) - 1) // P
+        known = next((i for i in range(whole) if request.path(i) not in tree), whole)
+        request.snapshots, request.cuts = [], {n for n in (whole, known) if n > pages}
+        self._check_cuts(request)
         if pages:
             self._stamp(request, pages)
+            touch = self.lanes["write"].queue[-1:]
+            assert not self.cache.transfers.storage or touch[0].kind == TOUCH, "storage not told"
             for g in self.groups:
-                self.oracle.ends |= {(g, request.path(i)) for i in self.needed(g, pages)}
+                self.oracle.hits.update((g, request.path(i)) for i in self.needed(g, pages))
         self.happened["hit" if pages else "admitted"] += 1
         self.happened["loading"] += bool(lease.waiting)
         return True
 
-    def _wanted(self, request, tree, pages, chunk) -> tuple[list[int], bool]:
-        """Fresh slots each group must get, and whether all can be had."""
+    def _room(self, request, tree, pages, chunk) -> tuple[int, bool]:
+        """Fresh pages, and whether each group can have what it must. Snapshots it need not."""
         tokens = min(len(request.tokens), pages * P + chunk)
         fresh = -(-tokens // P) - pages
         roomy = True
-        for g in self.groups:
+        for g, grp in enumerate(self.schema.groups):
             valid = self.valid_from(g, request, pages)
             mine = [tree[request.path(i)] for i in self.needed(g, pages) if i >= valid]
-            short = fresh + sum(self.table.state[0, g, page] == ABSENT for page in mine)
+            short = sum(self.table.state[0, g, page] == ABSENT for page in mine)
+            short += grp.working or fresh
             idle = set(self._evictable(0, g, tree)) - {self._name(tree, page) for page in mine}
             used = sum(self.table.state[0, g] != ABSENT) + self._private(g)
             roomy &= short <= self.device[g] - used + len(idle)
-        return [fresh] * len(self.groups), roomy
+        return fresh, roomy
 
-    def run(self, request: Request, count: int, ahead: int = 0, commit: bool = True) -> bool:
-        """One step: grow, compute ``count`` tokens and speculate ``ahead`` more, commit."""
+    def _check_cuts(self, request: Request) -> None:
+        """Snapshots are planned where hits are expected to end, and as often as the policy says;
+        only there have they slots."""
+        lease, interim = request.lease, set()
+        keeps = [grp for grp in self.schema.groups if grp.working]
+        if not keeps:
+            assert not lease.cuts
+            return
+        planned = {cut // P for cut in lease.cuts}
+        assert lease.cuts == sorted(n * P for n in planned), "cuts are not in order"
+        if self.every:
+            last = len(lease.slots(keeps[0].name))
+            interim = {n for n in range(lease.pages + 1, last + 1) if n % self.every == 0}
+            planned = {n for n in planned if n % self.every or n in request.cuts | interim}
+        assert planned == request.cuts | interim
+        for grp in keeps:
+            share = lease.shares[grp.name]
+            at = np.flatnonzero(share.owned).tolist()
+            assert all((i + 1) * P in lease.cuts for i in at), "a snapshot that nobody planned"
+
+    def run(
+        self, request: Request, count: int, ahead: int = 0, commit: bool = True, stop: bool = True
+    ) -> bool:
+        """One step: grow, compute ``count`` tokens and speculate ``ahead`` more, commit.
+
+        ``stop``: end where a snapshot is due, if that is before."""
         lease = request.lease
         if not lease or not lease.ready:
             return False
-        if request.computed is None:
-            request.computed = lease.pages * P
-        final = min(len(request.tokens), request.computed + count)
+        start = lease.pages * P if request.computed is None else request.computed
+        final = min(len(request.tokens), start + count)
+        cut = lease.next_cut(start)
+        if stop and cut is not None:
+            final = min(final, cut)
         before = {g.name: len(lease.slots(g.name)) for g in self.schema.groups}
         if not self.cache.grow(lease, final + ahead):
             assert before == {g.name: len(lease.slots(g.name)) for g in self.schema.groups}
             self.happened["no room to grow"] += 1
             return False
+        self._check_cuts(request)
+        request.computed = start
         self._compute(request, final, ahead)
         request.computed = final
         if commit:
@@ -335,7 +386,15 @@ class World:
         """What a model's step does to the device: all it writes is the request's own."""
         for g, grp in enumerate(self.schema.groups):
             slots, owners = request.lease.slots(grp.name), self._owners(0, g)
-            for page in range(request.computed // P, -(-(final + ahead) // P)):
+            pages = range(request.computed // P, -(-(final + ahead) // P))
+            if grp.working:
+                for slot in request.lease.working(grp.name).tolist():
+                    assert owners[slot] == [request], "running state is somebody else's"
+                    self.media.tiers[0][g][slot] = ("running", id(request), final)
+                pages = [final // P - 1] if final % P == 0 and final > request.computed else []
+                pages = [page for page in pages if slots[page] >= 0]
+                request.snapshots += [page for page in pages if page not in request.snapshots]
+            for page in pages:
                 slot = int(slots[page])
                 assert owners[slot] == [request], f"a page is written where {owners[slot]} reads"
                 whole = (page + 1) * P <= final
@@ -346,10 +405,17 @@ class World:
         first, last = lease.pages, request.computed // P
         detached = lease.detached or (first and bool(self.table.dying[lease.path[-1]]))
         tree = self.tree()
-        moving = {
-            (g, i): i < first or self._state(tree, 0, g, request.path(i)) != WRITING
-            for g in self.groups
+        oracle.forget(lambda path: path not in tree)  # to grow may have evicted it
+        own = {
+            (g, i): bool(lease.shares[grp.name].owned[i])
+            for g, grp in enumerate(self.schema.groups)
             for i in range(last)
+            if not grp.working or i in request.snapshots
+        }
+        moving = {
+            at
+            for at in own
+            if at[1] >= first and self._state(tree, 0, at[0], request.path(at[1])) == WRITING
         }
         pinned = {
             (g, i)
@@ -357,41 +423,43 @@ class World:
             for i in range(first)
             if lease.slots(grp.name)[i] >= 0 and not lease.shares[grp.name].owned[i]
         }
-        self.cache.commit(lease, request.array[: request.computed])
+        self.cache.commit(lease, request.array[: request.computed], request.snapshots)
         if detached or last <= first:
             assert lease.pages == first
             self.happened["detached"] += bool(detached)
             return
         self.happened["committed"] += 1
+        request.snapshots = []
         tree = self.tree()
         assert lease.path.tolist() == [tree[request.path(i)] for i in range(last)], "not findable"
         self._stamp(request, last)
         for g, grp in enumerate(self.schema.groups):
             share, reach = lease.shares[grp.name], self.needed(g, last)
+            new = [i for i in range(first, last) if own.get((g, i))]
             if not share.whole:
-                assert share.owned[first:].all() or reach.start > first
+                assert all(share.owned[i] for i in new if i in reach)
                 pinned -= {(g, i) for i in range(reach.start, last)}
             else:
-                for i in range(first, last):
+                for i in new:
                     assert self._state(tree, 0, g, request.path(i)) != ABSENT, "a row is left empty"
                     if i in reach:
-                        assert share.owned[i] == (not moving[g, i]), "a duplicate is kept"
-                pinned |= {(g, i) for i in range(first, last) if moving[g, i]}
+                        assert share.owned[i] == ((g, i) in moving), "a duplicate is kept"
+                pinned |= {(g, i) for i in new if (g, i) not in moving}
             assert (share.slots[: reach.start] == -1).all(), "the window did not slide"
             for i in range(reach.start):
-                page = request.path(i)
-                alone = self.table.pins[0, g, tree[page]] == 0
-                if (g, i) in pinned and alone and (g, page) not in oracle.ends:
-                    oracle.used[g, page] = 0
+                at = g, request.path(i)
+                lasts = grp.working and i + 1 in request.cuts
+                if (g, i) in pinned and oracle.hits[at] < 2 and not lasts:
+                    oracle.used[at] = 0
 
     def release(self, request: Request, again: bool = False) -> None:
-        """The request ends, in the middle of anything; ``again``: it is preempted and comes back."""
+        """The request ends, in the middle of anything; ``again``: preempted, to come back."""
         for _ in range(2):
             if request.lease:
                 self.cache.release(request.lease)
             if request.prefetch and not again:
                 self.cache.cancel(request.prefetch)
-        request.lease = None
+        request.lease, request.snapshots = None, []
         if not again:
             self.requests.remove(request)
 
@@ -418,11 +486,21 @@ class World:
         names = [self._name(tree, page) for page in gone]
         ranks = [self._rank(g, path) for path in names]
         assert ranks == [self._rank(g, path) for path in order[:count]], "not leaf-first LRU"
-        vital = self.schema.groups[g].required and self.schema.groups[g].tail is None
-        heads = [path for path in names if vital and self._state(tree, 1 - tier, g, path) == ABSENT]
+        heads = [p for p in names if self.vital[g] and self._state(tree, 1 - tier, g, p) == ABSENT]
         rest = {path for path in tree if not any(_follows(path, head) for head in heads)}
+        if not any(self.vital):
+            rest = self._in_use(tree)
         assert rest == set(self.tree()), "not what was lost, and all below it, leaves the tree"
         self.happened["evicted"] += len(names)
+
+    def empty(self, tier: int) -> None:
+        """What an operator may ask for: all that is not in use goes."""
+        before = {g: self._evictable(tier, g, self.tree()) for g in self.groups}
+        count = self.cache.evict(("device", "host")[tier])
+        tree = self.tree()
+        assert not any(self._evictable(tier, g, tree) for g in self.groups)
+        lost = sum(self._state(tree, tier, g, path) == ABSENT for g in before for path in before[g])
+        assert count <= lost  # the rest went with a subtree
 
     def lose(self, index: int) -> None:
         """A record goes from storage behind the cache's back."""
@@ -476,6 +554,14 @@ class World:
         assert not gaps or self.missing == "lenient"
         return gaps[-1] + 1 if gaps else 0
 
+    def _in_use(self, tree: dict[Path, int]) -> set[Path]:
+        """Pages with a slot or a hold, and all above them: where no group is vital, the rest go."""
+        used = set()
+        for (namespace, tokens), page in tree.items():
+            if self.table.holds[page] or (self.table.state[:, :, page] != ABSENT).any():
+                used |= {(namespace, tokens[:end]) for end in range(P, len(tokens) + 1, P)}
+        return used
+
     def _present(self, g: int, page: int) -> bool:
         return bool(self.table.state[0, g, page] != ABSENT or self.table.state[1, g, page] == LIVE)
 
@@ -494,7 +580,8 @@ class World:
 
     def _private(self, g: int) -> int:
         name = self.schema.groups[g].name
-        return sum(int(r.lease.shares[name].owned.sum()) for r in self.requests if r.lease)
+        shares = [r.lease.shares[name] for r in self.requests if r.lease]
+        return sum(int(share.owned.sum()) + len(share.working) for share in shares)
 
     def _stamp(self, request: Request, pages: int) -> None:
         self.oracle.clock += 1
@@ -510,7 +597,7 @@ class World:
         for request in self.requests if tier == 0 else []:
             if request.lease:
                 share = request.lease.shares[self.schema.groups[g].name]
-                for slot in share.slots[share.owned].tolist():
+                for slot in [*share.slots[share.owned].tolist(), *share.working.tolist()]:
                     owners.setdefault(slot, []).append(request)
         return owners
 
@@ -523,6 +610,7 @@ class World:
         self.oracle.forget(lambda path: path not in tree)
         self._check_names(tree)
         self._check_bytes(tree)
+        assert any(self.vital) or set(tree) == self._in_use(tree), "an empty page is in the tree"
         self._check_storage()
         self._check_tickets()
         for request in self.requests:
@@ -539,11 +627,13 @@ class World:
             for g in self.groups:
                 want = self.oracle.used.get((g, path), 0)
                 assert self.table.used[g, page] == want, "a clock went wrong"
+                hits = 0 if self.schema.groups[g].tail is None else self.oracle.hits[g, path]
+                assert self.table.hits[g, page] == min(hits, 2), "a hit was not counted"
 
     def _check_bytes(self, tree: dict[Path, int]) -> None:
         for tier, pools in enumerate(self.media.tiers):
             for g, grp in enumerate(self.schema.groups):
-                for slot, owners in self._owners(tier, g).items():
+                for owners in self._owners(tier, g).values():
                     assert len(owners) == 1, f"a slot is shared by {owners}"
                 for path, page in tree.items():
                     if self.table.state[tier, g, page] == LIVE:
@@ -577,6 +667,11 @@ class World:
         for g, grp in enumerate(self.schema.groups):
             slots, valid = lease.slots(grp.name), lease.valid_from(grp.name)
             assert valid == 0 or (self.missing == "lenient" and not grp.required)
+            assert valid <= lease.pages
+            if grp.working and request.computed is not None:  # it has read its snapshot
+                running = {self.media.tiers[0][g][slot] for slot in lease.working(grp.name)}
+                assert running == {("running", id(request), request.computed)}, "state is lost"
+                continue
             for i in self.needed(g, computed):
                 if i >= valid:
                     assert slots[i] >= 0, f"a running request lost {grp.name} of page {i}"
@@ -589,8 +684,8 @@ class World:
         """Everything under way lands."""
         for _ in range(200):
             self.tick()
-            if self.cache.idle and not any(lane.queue for lane in self.lanes.values()):
-                return
+            if not self.cache.transfers.pending:
+                return  # what waits in line now, waits for requests
             for lane in self.lanes:
                 self.step(lane, 0, 99)
         raise AssertionError("transfers never end")
@@ -627,13 +722,15 @@ class World:
         for path, page in self.tree().items():
             for g, grp in enumerate(self.schema.groups):
                 key = Key(self.schema.fingerprint(grp), true_key(path))
-                if self.table.state[:, g, page].any() and key not in self.lost:
+                kept = self.host[g] and self.table.state[:, g, page].any()
+                if kept and key not in self.lost:
                     missing += key not in self.store.records
         counts = self.cache.counts
         assert missing <= counts["unsaved_pages_total"] + counts["unwritten_pages_total"]
 
     def _check_serves(self) -> None:
-        pages = min(self.device)
+        sizes = zip(self.schema.groups, self.device, strict=True)
+        pages = min((size for grp, size in sizes if not grp.working), default=1)
         last = self.arrive([1, 1, 0, 0] * pages, "last")
         last.tokens = last.tokens[: pages * P]
         self.settle()

@@ -45,11 +45,12 @@ class Server:
 
     def _listen(self) -> None:
         assert self._process.stderr is not None
-        for line in self._process.stderr:
-            self._said.append(line.rstrip())
-            if found := re.search(r"ready: (http://\S+)/v1", line):
-                self._url = found[1]
-                self._settled.set()
+        with self._process.stderr as lines:
+            for line in lines:
+                self._said.append(line.rstrip())
+                if found := re.search(r"ready: (http://\S+)/v1", line):
+                    self._url = found[1]
+                    self._settled.set()
         self._settled.set()
 
     def wait(self) -> None:

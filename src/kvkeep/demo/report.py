@@ -168,4 +168,4 @@ def _agreement(answer: dict[str, Any], cold: dict[str, Any]) -> float:
         for mine, other in zip(ours, theirs, strict=False)
         for a, b in zip(mine, other, strict=False)
     )
-    return same / max(sum(map(len, ours)), sum(map(len, theirs)))
+    return float(same / max(sum(map(len, ours)), sum(map(len, theirs))))

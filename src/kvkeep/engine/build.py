@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from ..models.eagle3 import load_draft
 from ..models.hf import Target, load_target, load_tokenizer
 from ..policy import Policy
 from ..schema import ConfigError, Identity, Schema
+from ..stores.base import Store
 from ..stores.file import FileStore
 from .config import EngineConfig
 from .messages import ModelInfo
@@ -34,7 +36,23 @@ class Parts:
     lookahead: int  # tokens past the known ones that a decoding step may write
 
 
-def build(config: EngineConfig) -> Parts:
+def open_store(config: EngineConfig, schema: Schema) -> Store | None:
+    """The storage tier that ``config`` asks for, if any.
+
+    Raises:
+        ConfigError: the directory cannot be used.
+    """
+    if config.storage_dir is None:
+        return None
+    sizes = {schema.fingerprint(group): group.record_bytes for group in schema.groups}
+    return FileStore(config.storage_dir, sizes, config.storage_bytes)
+
+
+OpenStore = Callable[[EngineConfig, Schema], Store | None]
+"""What makes an engine's storage tier, such as :func:`open_store`."""
+
+
+def build(config: EngineConfig, store: OpenStore = open_store) -> Parts:
     """Load the models, size the pools and open the storage tier.
 
     Raises:
@@ -54,7 +72,7 @@ def build(config: EngineConfig) -> Parts:
         schema,
         [device_pages] * groups,
         [host_pages] * groups,
-        _store(config, schema),
+        store(config, schema),
         Policy(prefetch=config.prefetch_policy, write=config.write_policy, missing=config.missing),
         memory,
     )
@@ -117,10 +135,3 @@ def _host_pages(config: EngineConfig, schema: Schema, device_pages: int) -> int:
     if config.host_bytes is None:
         return int(config.host_ratio * device_pages)
     return config.host_bytes // sum(group.record_bytes for group in schema.groups)
-
-
-def _store(config: EngineConfig, schema: Schema) -> FileStore | None:
-    if config.storage_dir is None:
-        return None
-    sizes = {schema.fingerprint(group): group.record_bytes for group in schema.groups}
-    return FileStore(config.storage_dir, sizes, config.storage_bytes)

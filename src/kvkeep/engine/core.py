@@ -1,7 +1,7 @@
 """The engine: a thread that takes messages, runs steps and sends replies.
 
 One thread decides and computes: it alone touches the scheduler, the cache and the models. No
-request, and no failure of a step, ends it.
+request, and no failure of a step, ends it, and what fails fails the requests concerned only.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from ..schema import Closed, KvkeepError, PromptTooLong, RequestError
-from .build import build
+from .build import OpenStore, build, open_store
 from .config import EngineConfig
 from .messages import (
     Abort,
@@ -34,6 +34,7 @@ from .messages import (
     Request,
 )
 from .request import Sequence
+from .runner import Work
 from .scheduler import Scheduler
 from .text import Detokenizer
 
@@ -46,27 +47,35 @@ _BUSY_SECONDS = 0.0005  # while bytes are on their way
 class Engine:
     """Serves one model. Build it, :meth:`listen`, :meth:`start`, :meth:`send`, :meth:`close`.
 
+    Args:
+        config: all settings.
+        store: opens the storage tier.
+
     Raises:
         ConfigError: the settings cannot be served; raised at construction.
     """
 
-    def __init__(self, config: EngineConfig) -> None:
-        parts = build(config)
+    def __init__(self, config: EngineConfig, store: OpenStore = open_store) -> None:
+        parts = build(config, store)
         self.info: ModelInfo = parts.info
         self.tokenizer: Any = parts.tokenizer
-        self._target, self._runner, self._cache = parts.target, parts.runner, parts.cache
-        self._scheduler = Scheduler(
+        self.cache = parts.cache  # this and the scheduler: the engine's thread only
+        self.scheduler = Scheduler(
             parts.cache, config.chunked_prefill_size, config.max_running, parts.lookahead
         )
+        self._target, self._runner = parts.target, parts.runner
         self._sequences: dict[str, tuple[Sequence, Detokenizer]] = {}
         self._seeds = random.Random(config.seed)
         self._inbox: queue.SimpleQueue[Request] = queue.SimpleQueue()
         self._reply: Callable[[Reply], None] = lambda _: None
+        self._stepped = False  # the last turn ran a step
+        self._door = threading.Lock()  # a message comes in before ``_closing`` is set, or never
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="kvkeep-engine", daemon=True)
 
     def listen(self, callback: Callable[[Reply], None]) -> None:
-        """Have every reply from now on given to ``callback``, on the engine's thread."""
+        """Have every reply from now on given to ``callback``, on the engine's thread; the last
+        ones on the thread that closes it."""
         self._reply = callback
 
     def start(self) -> None:
@@ -79,33 +88,42 @@ class Engine:
         Raises:
             Closed: the engine was closed.
         """
-        if self._closing.is_set():
-            raise Closed("the engine was closed")
-        self._inbox.put(message)
+        with self._door:
+            if self._closing.is_set():
+                raise Closed("the engine was closed")
+            self._inbox.put(message)
 
     def close(self) -> None:
         """Fail what still runs, write back what storage has not got yet, and end. Idempotent."""
-        self._closing.set()
+        with self._door:
+            self._closing.set()
         if self._thread.is_alive():
             self._thread.join()
-        self._cache.close()
+        closed = Closed("the engine was closed")
+        self._fail_all(closed)
+        while not self._inbox.empty():
+            self._refuse(self._inbox.get().id, closed)
+        self.cache.close()
 
     def _run(self) -> None:
         while not self._closing.is_set():
             try:
-                self._turn()
-            except Exception as error:  # whatever it was, the others are still to be served
-                log.exception("a step failed")
+                self.turn()
+            except Exception as error:  # whatever it was, others are still to be served
+                log.exception("a turn failed")
                 self._fail_all(error)
-        self._fail_all(Closed("the engine was closed"))
 
-    def _turn(self) -> None:
-        """Take messages, tick the cache, run a step if there is one."""
+    def turn(self) -> None:
+        """Take messages, tick the cache, run a step if there is one. The engine's thread only."""
         self._receive()
-        self._cache.tick()
-        work = self._scheduler.schedule()
-        if not work:
-            return
+        self._stepped = False
+        self.cache.tick()
+        work = self.scheduler.schedule()
+        if work:
+            self._stepped = True
+            self._step(work)
+
+    def _step(self, work: list[Work]) -> None:
         before = [one.seq.computed for one in work]
         try:
             advances = self._runner.step(work)
@@ -116,21 +134,29 @@ class Engine:
             return
         now = time.monotonic()
         for one, old, advance in zip(work, before, advances, strict=True):
-            if advance.tokens:
-                self._emit(one.seq, advance.tokens, now)
-            self._scheduler.computed(one.seq, old)
-            if one.seq.lease is not None:
-                self._cache.commit(one.seq.lease, one.seq.tokens[: one.seq.computed])
-        for one in work:
-            if one.seq.finish is not None:
-                self._finish(one.seq)
+            try:
+                self._advance(one.seq, old, advance.tokens, now)
+            except Exception as error:
+                log.exception("a request failed after its step")
+                self._fail(one.seq.id, error)
+
+    def _advance(self, seq: Sequence, old: int, tokens: list[int], now: float) -> None:
+        """A step took ``seq`` from ``old`` tokens to where it is now, and made new ``tokens``."""
+        if tokens:
+            self._emit(seq, tokens, now)
+        self.scheduler.computed(seq, old)
+        if seq.lease is not None:
+            self.cache.commit(seq.lease, seq.tokens[: seq.computed], seq.snapshots)
+            seq.snapshots = []
+        if seq.finish is not None:
+            self._finish(seq)
 
     def _receive(self) -> None:
         """Handle what has come in; wait a little if there is nothing else to do."""
         wait = _IDLE_SECONDS
-        if any(seq.started for seq in self._scheduler.running):
+        if self._stepped:
             wait = 0.0
-        elif self._sequences or not self._cache.idle:
+        elif self._sequences or not self.cache.idle:
             wait = _BUSY_SECONDS
         try:
             while True:
@@ -148,11 +174,13 @@ class Engine:
                     if message.id in self._sequences:
                         self._drop(message.id)
                 case Evict():
-                    self._reply(Done(message.id, self._cache.evict(message.tier)))
+                    self._reply(Done(message.id, self.cache.evict(message.tier)))
                 case Ask():
-                    self._reply(Figures(message.id, self._figures()))
-        except KvkeepError as error:
-            self._reply(Failed(message.id, type(error).__name__, str(error)))
+                    self._reply(Figures(message.id, self.figures()))
+        except Exception as error:
+            if not isinstance(error, KvkeepError):
+                log.exception("a message could not be handled")
+            self._refuse(message.id, error)
 
     def _accept(self, request: Generate) -> None:
         """Check a request at the door and put it in line."""
@@ -174,8 +202,8 @@ class Engine:
         seed = self._seeds.getrandbits(63) if sampling.seed is None else sampling.seed
         seq = Sequence.of(request, seed)
         detokenizer = Detokenizer(self.tokenizer.backend_tokenizer, sampling.stop)
+        self.scheduler.add(seq)
         self._sequences[request.id] = seq, detokenizer
-        self._scheduler.add(seq)
 
     def _emit(self, seq: Sequence, tokens: list[int], now: float) -> None:
         """Report new tokens up to the end, if one is among them; what is past it is forgotten."""
@@ -183,7 +211,8 @@ class Engine:
         seq.times.first_token = seq.times.first_token or now
         seq.times.last_token = now
         kept = self._until_end_token(seq, tokens)
-        text, stopped = detokenizer.push(tokens[:kept])
+        shown = kept if seq.finish is None else kept - 1  # an end token is no text
+        text, stopped = detokenizer.push(tokens[:shown])
         if stopped is not None:
             kept, seq.finish = stopped, "stop"
         seq.cut(len(tokens) - kept)
@@ -211,7 +240,7 @@ class Engine:
 
     def _drop(self, name: str) -> None:
         seq, _ = self._sequences.pop(name)
-        self._scheduler.remove(seq)
+        self.scheduler.remove(seq)
 
     def _fail_all(self, error: Exception) -> None:
         """End every request with ``error``, and keep nothing of them."""
@@ -223,10 +252,14 @@ class Engine:
             self._drop(name)
         except Exception:  # bookkeeping that is wrong already; the others still get an answer
             log.exception("a request could not be dropped cleanly")
+        self._refuse(name, error)
+
+    def _refuse(self, name: str, error: Exception) -> None:
         self._reply(Failed(name, type(error).__name__, str(error)))
 
-    def _figures(self) -> dict[str, float]:
-        figures = self._cache.figures() | dict(self._scheduler.counts)
-        figures["running_requests"] = len(self._scheduler.running)
-        figures["waiting_requests"] = len(self._scheduler.waiting)
+    def figures(self) -> dict[str, float]:
+        """Counters and gauges of the cache and the scheduler. The engine's thread only."""
+        figures = self.cache.figures() | dict(self.scheduler.counts)
+        figures["running_requests"] = len(self.scheduler.running)
+        figures["waiting_requests"] = len(self.scheduler.waiting)
         return figures

@@ -64,7 +64,7 @@ class Scheduler:
             if seq not in self.running or not self._start(seq):  # preempted just now, or loading
                 continue
             known = seq.length - seq.computed
-            chunk = known if seq.decoding else min(known, budget)
+            chunk = known if seq.decoding else min(known, budget, self._to_cut(seq))
             if chunk and self._grow(seq, chunk):
                 budget -= 0 if seq.decoding else chunk
                 work.append(Work(seq, chunk, seq.to_generate))
@@ -98,15 +98,14 @@ class Scheduler:
 
     def _has_room(self, seq: Sequence) -> bool:
         """Whether ``seq`` likely fits beside what runs, until all are done."""
-        room = self._cache.room(seq.tokens, seq.request.namespace)
-        growth = sum(self._expected(one) for one in self.running)
-        return room >= seq.length + self._expected(seq) + growth
+        total = sum(self._expected(one) for one in [seq, *self.running])
+        return self._cache.fits(seq.tokens, seq.request.namespace, total, self._chunk)
 
     def _expected(self, seq: Sequence) -> int:
         """Tokens of slots that a sequence will ask for beyond what it has."""
         new = int(self._ratio * seq.to_generate) + self._lookahead + self._page
         held = len(seq.lease.slots(self._cache.schema.groups[0].name)) if seq.lease else 0
-        return max(0, seq.length + new - max(seq.length, held * self._page))
+        return max(0, seq.length + new - held * self._page)
 
     def _start(self, seq: Sequence) -> bool:
         """Take over the hit once it is there; False while it is being loaded."""
@@ -124,6 +123,11 @@ class Scheduler:
                 seq.explanation = lease.explanation
                 seq.times.scheduled = time.monotonic()
         return seq.started
+
+    def _to_cut(self, seq: Sequence) -> int:
+        """Tokens until a snapshot of running state is due."""
+        cut = seq.lease.next_cut(seq.computed) if seq.lease else None
+        return seq.length if cut is None else cut - seq.computed
 
     def _grow(self, seq: Sequence, chunk: int) -> bool:
         """Slots for the next step of ``seq``, at the cost of the youngest if need be."""
@@ -143,8 +147,10 @@ class Scheduler:
         self.running.remove(seq)
         self.waiting.appendleft(seq)
         self._give_back(seq)
+        seq.prefetch = self._cache.prefetch(seq.tokens, seq.request.namespace)
         seq.preemptions += 1
         seq.computed, seq.hidden, seq.started = 0, None, False
+        seq.warm, seq.snapshots = False, []
         self._ratio = min(1.0, 2 * self._ratio)
         self.counts["preemptions_total"] += 1
 

@@ -28,7 +28,7 @@ class Detokenizer:
         The count includes the token that completed a stop string; None: no stop string yet.
         """
         for count, token in enumerate(tokens, 1):
-            self._held += self._stream.step(self._tokenizer, token) or ""
+            self._held += self._decode(token)
             ends = [at for at in map(self._held.find, self._stop) if at >= 0]
             if ends:
                 text, self._held = self._held[: min(ends)], ""
@@ -38,6 +38,14 @@ class Detokenizer:
     def flush(self) -> str:
         """What was held back; the text ends without a stop string."""
         return self._release(0)
+
+    def _decode(self, token: int) -> str:
+        """Text that ``token`` completes."""
+        try:
+            return self._stream.step(self._tokenizer, token) or ""
+        except Exception:  # more bytes have made those before them invalid: begin anew
+            self._stream = DecodeStream(skip_special_tokens=True)
+            return "\N{REPLACEMENT CHARACTER}" + (self._stream.step(self._tokenizer, token) or "")
 
     def _release(self, keep: int) -> str:
         cut = len(self._held) - keep

@@ -14,8 +14,11 @@ class Store(Protocol):
 
     Bodies are ``Group.record_bytes`` long. A backend keeps each with a header (see
     :mod:`kvkeep.stores.record`) and verifies it on every read: a record that is absent, of
-    another key, torn or corrupt is a *miss*, never an exception and never wrong bytes. An
-    exception (:class:`~kvkeep.schema.StoreError` or ``OSError``) means the backend itself failed.
+    another key, torn or corrupt is a *miss*, never an exception and never wrong bytes. A group
+    that the backend was not opened with is a miss, and is not written. An exception
+    (:class:`~kvkeep.schema.StoreError` or ``OSError``) means the backend itself failed; after
+    ``close``, every verb raises :class:`~kvkeep.schema.Closed`; a buffer of the wrong size is a
+    :class:`~kvkeep.schema.ConfigError`.
     """
 
     faults: Counter[str]
@@ -36,7 +39,9 @@ class Store(Protocol):
         ...
 
     def touch(self, keys: Sequence[Key]) -> None:
-        """These were hit, in any tier: recycle them last. Lossy; the last key is the newest."""
+        """These were hit, in any tier: recycle them last. Lossy; the last key is the newest.
+
+        Absent records are no error."""
         ...
 
     def delete(self, keys: Sequence[Key]) -> None:

@@ -13,7 +13,7 @@ from typing import TypeVar
 from ..schema import StoreError
 from .directory import Directory
 from .index import Index
-from .rows import SlabRow
+from .rows import IndexFault, SlabRow
 from .slab import Slab
 
 T = TypeVar("T")
@@ -47,7 +47,7 @@ class Catalog:
         faults: counts what goes wrong.
 
     Raises:
-        OSError, sqlite3.Error: the directory cannot even be read.
+        OSError, IndexFault: the directory cannot even be read.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Catalog:
         try:
             path.mkdir(parents=True, exist_ok=True)
             self._open(Directory(path, writable=True))
-        except (OSError, sqlite3.Error) as error:
+        except (OSError, *IndexFault) as error:
             kind = fault(error)
             if kind not in ("full", "read_only") or not path.is_dir():
                 raise
@@ -90,7 +90,7 @@ class Catalog:
                 self._replace(damaged=False)
             try:
                 return work(self._index)
-            except (OSError, sqlite3.Error) as error:
+            except (OSError, *IndexFault) as error:
                 kind = fault(error)
                 if kind == "index":
                     self._replace(damaged=True)
@@ -153,7 +153,7 @@ class Catalog:
         self._index.close()
         try:
             self._attach(damaged)
-        except (OSError, sqlite3.Error) as error:
+        except (OSError, *IndexFault) as error:
             raise StoreError(f"{self._directory.path} is unusable: {error}") from error
 
     def _attach(self, damaged: bool) -> None:
@@ -163,7 +163,7 @@ class Catalog:
                 self._directory.drop_index()
             try:
                 self._join()
-            except sqlite3.Error as error:
+            except IndexFault as error:
                 if fault(error) != "index":
                     raise
                 self._directory.drop_index()
@@ -188,7 +188,7 @@ def fault(error: Exception) -> str:
     """The name under which an error is counted."""
     if isinstance(error, OverflowError):
         return "unreachable"
-    if isinstance(error, sqlite3.Error):  # without a code: Python's own complaint about a row
+    if isinstance(error, IndexFault):  # without a code: Python's own complaint about what it got
         code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT)
         return _INDEX_REFUSALS.get(code) or _INDEX_REFUSALS.get(code & 0xFF, "index")
     return _REFUSALS.get(getattr(error, "errno", None) or errno.EIO, "io")

@@ -102,20 +102,19 @@ class Directory:
         """The index, and whether it had to be rebuilt from slabs. Call it ``locked``.
 
         Raises:
-            sqlite3.DatabaseError: what is there is damaged, or there is no room for a new one.
+            IndexFault: what is there is damaged, or there is no room for a new one.
         """
         if not self.writable:  # SQLite cannot follow a log without writing beside it
             return Index(None, self._scan()), False
         for path in self.path.glob("index-*.sqlite"):
             return Index(path), False
-        # A name of its own for each: a process that still has the last one open removes that one's
-        # log when it closes.
+        # A name of its own for each: who still has the last one open cannot touch this one's log.
         self.drop_index()
         path = self.path / f"index-{uuid.uuid4().hex}.sqlite"
-        draft = path.with_suffix(".draft")
+        fresh = path.with_suffix(".new")
         found = list(self._scan())
-        Index(draft, found).close()
-        draft.rename(path)  # whole or not at all
+        Index(fresh, found).close()
+        fresh.rename(path)  # whole or not at all
         return Index(path), bool(found)
 
     def drop_index(self) -> None:

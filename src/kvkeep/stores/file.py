@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sqlite3
 import threading
 import time
 from collections import Counter, defaultdict
@@ -17,7 +16,7 @@ from .catalog import Catalog, fault
 from .fsck import Report, Usage, fsck, usage
 from .index import Index
 from .record import HEADER, Verdict, seal, verify
-from .rows import Grant, Place
+from .rows import Grant, IndexFault, Place
 
 RETRY_SECONDS = 60.0
 """For so long after the disk was full, a store lives within the bytes that it has."""
@@ -39,6 +38,16 @@ class FileStore:
 
     Thread-safe. Bytes move outside of all locks, straight between the caller's buffers and the
     file. Do not use it across a ``fork``.
+
+    ``faults`` counts, in records unless said otherwise:
+
+    - read, and its row taken back: ``corrupt`` (torn or damaged), ``empty``, ``other_key``,
+      ``other_version``, ``missing`` (no slab file), ``io`` (unreadable);
+    - not written: ``full``, ``no_room`` (all slots are being written), ``read_only``, ``io``,
+      ``unreachable`` (no file can be that large);
+    - calls that the index refused: ``busy``, ``full``, ``read_only``, ``io``;
+    - ``index``: times that it was lost or damaged, and rebuilt;
+    - ``recycled``: no fault; a slot was written anew while it was read.
 
     Args:
         directory: on a local file system; created if absent.
@@ -71,7 +80,7 @@ class FileStore:
         self._closed = False
         try:
             self._catalog = Catalog(directory, self._sizes, quota_bytes, self.faults)
-        except (OSError, sqlite3.Error) as error:
+        except (OSError, *IndexFault) as error:
             raise ConfigError(
                 f"cannot keep a cache in {directory}: {error}; choose a directory on a local file "
                 "system that this user may write to"

@@ -1,6 +1,6 @@
 """Which record is in which slot: one SQLite file that several processes share.
 
-It is a hint. A row may claim what the slab does not hold (a torn write, a swapped file), so
+It is a hint. A row may claim what the slab does not hold (a torn write, another file), so
 readers verify the record and take a row back that proved wrong; a record without a row is as good
 as absent. Losing the index costs nothing but a scan of the slabs' headers.
 
@@ -41,7 +41,7 @@ class Index:
             records of one page the older one is dropped.
 
     Raises:
-        sqlite3.DatabaseError: from any method: it is damaged, locked for long, or the disk is full.
+        IndexFault: from any method: it is damaged, locked for long, or the disk is full.
     """
 
     def __init__(self, path: Path | None, found: Iterable[Found] | None = None) -> None:
@@ -161,12 +161,12 @@ class Index:
                     " WHERE slab = ? AND number = ? AND sequence = ? AND state = 2",
                     (key.page, *place),
                 )
-                if not published.rowcount:
-                    self._release(place)
-            slabs = {slab.id: slab for slab in self.slabs()}
-            for place in abandoned:
-                if self._release(place):
-                    self._evict(slabs[place.slab], place.number, punch)
+                if not published.rowcount and self._release(place) and not self._find(key):
+                    raise sqlite3.DatabaseError("a page is taken by no row")
+            freed = [place for place in abandoned if self._release(place)]
+            slabs = {slab.id: slab for slab in self.slabs()} if freed else {}
+            for place in freed:
+                self._evict(slabs[place.slab], place.number, punch)
             return {key for key in landed if self._find(key)}
 
     def clear(self, places: Mapping[Key, Place]) -> set[Key]:
@@ -176,7 +176,10 @@ class Index:
             The keys whose rows were unchanged. For the others the reader lost a race to a writer.
         """
         with self._transaction():
-            return {key for key, place in places.items() if self._clear(key, place)}
+            cleared = {key for key, place in places.items() if self._clear(key, place)}
+            if any(self._seek(place.slab, key.page) == place for key, place in places.items()):
+                raise sqlite3.DatabaseError("a row is found and is not there")
+            return cleared
 
     def touch(self, keys: Sequence[Key]) -> None:
         """Stamp records as used; the last key is the newest."""
@@ -229,12 +232,15 @@ class Index:
         )
         return [SlotRow(*sound(row, blob=2)) for row in rows]
 
-    # -- statements; all but _find run inside a transaction
+    # -- statements; all but _find and _seek run inside a transaction
 
     def _find(self, key: Key) -> Place | None:
+        return self._seek(self.ids[key.group], key.page)
+
+    def _seek(self, slab: int, page: bytes) -> Place | None:
         row = self._db.execute(
             "SELECT slab, number, sequence FROM slot WHERE slab = ? AND page = ? AND state = 1",
-            (self.ids[key.group], key.page),
+            (slab, page),
         ).fetchone()
         return Place(*sound(row)) if row else None
 

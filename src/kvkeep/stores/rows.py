@@ -88,6 +88,9 @@ class Grant:
     claims: dict[Key, Place] = field(default_factory=dict)  # to be written there, then published
 
 
+IndexFault = (sqlite3.Error, UnicodeDecodeError)
+"""What a statement may raise: messages quote a damaged schema, which Python then cannot decode."""
+
 Punch = Callable[[SlabRow, int], bool]
 """Gives the bytes of a slab's slot back to the file system; False: it cannot.
 

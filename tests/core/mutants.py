@@ -1,0 +1,413 @@
+"""Mistakes that the tests must find: each one was made, or nearly made, by somebody.
+
+A mutant is an exact replacement in one file of the core. ``killer`` is what must find it: "walk",
+or a test module and an expression for ``pytest -k``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Mutant:
+    name: str
+    why: str  # it is wrong
+    file: str  # of src/kvkeep
+    old: str
+    new: str
+    killer: str = "walk"
+
+
+MUTANTS = [
+    # --- clocks and eviction
+    Mutant(
+        "landing stamps",
+        "a child becomes newer than its ancestor, so the ancestor goes first",
+        "cache.py",
+        "            self._device.publish(move.group, move.pages[move.landed])\n",
+        "            self._device.publish(move.group, move.pages[move.landed])\n"
+        "            self._table.used[move.group, move.pages] = self._table.tick()\n",
+    ),
+    Mutant(
+        "commit stamps new pages only",
+        "the same: a generation grows newer than the prompt it needs",
+        "cache.py",
+        "        self._stamp(lease.path)\n",
+        "        self._table.used[:, fresh] = self._table.tick()\n",
+    ),
+    Mutant(
+        "pages that slid by stay warm",
+        "a long request's dead window pages outlive idle sessions' useful tails",
+        "slots.py",
+        "= 0\n        self._",
+        "= self._table.clock\n        self._",
+    ),
+    Mutant(
+        "eviction ignores depth",
+        "among pages of one clock the root goes before the leaf",
+        "policy.py",
+        "((1 << _DEPTH_BITS) - 1 - table.depth[ids])",
+        "table.depth[ids]",
+    ),
+    Mutant(
+        "eviction ignores pins",
+        "a slot goes while a request or a lane uses it",
+        "tier.py",
+        "        fit &= table.pins[self.index, group, pages] == 0\n",
+        "",
+    ),
+    Mutant(
+        "victims are not checked again",
+        "a page that was used since it was chosen goes all the same",
+        "tier.py",
+        "            good &= self._order(self._tier.table, self._group, pages) == keys\n",
+        "",
+        killer="test_tier.py: used_since",
+    ),
+    Mutant(
+        "late comers wait for the next batch",
+        "an old page that was pinned outlives newer ones",
+        "tier.py",
+        "late = keys <= self._horizon",
+        "late = keys < 0",
+        killer="test_tier.py: late_comers",
+    ),
+    # --- who owns what
+    Mutant(
+        "release frees what a ticket fills",
+        "the lane writes into somebody else's slot",
+        "cache.py",
+        "        lease.released = True\n",
+        "        lease.released = True\n"
+        "        for ticket in self.transfers.pending:\n"
+        "            for move in ticket.moves if ticket.kind == LOAD else []:\n"
+        "                self._device.drop(move.group, move.pages)\n",
+    ),
+    Mutant(
+        "cancel frees what a ticket fills",
+        "a late read lands in somebody else's slot",
+        "prefetch.py",
+        "        prefetch.closed = True\n",
+        "        prefetch.closed = True\n"
+        "        for ticket in self._transfers.pending:\n"
+        "            for move in ticket.moves if prefetch in ticket.waiters else []:\n"
+        "                if len(move.pages):\n"
+        "                    self._residency.host.drop(move.group, move.pages)\n",
+        killer="test_cache.py: cancelled_prefetch",
+    ),
+    Mutant(
+        "a late read is pinned for a closed prefetch",
+        "nobody takes the pin back",
+        "prefetch.py",
+        "                if not prefetch.closed:\n                    self._pin",
+        "                if True:\n                    self._pin",
+        killer="test_cache.py: cancelled_prefetch",
+    ),
+    Mutant(
+        "ids are recycled while held",
+        "a page retired in mid-flight comes back as another page under its ticket",
+        "residency.py",
+        "table.dying[ids] & (table.holds[ids] == 0)",
+        "table.dying[ids]",
+    ),
+    Mutant(
+        "a recycled id keeps its past",
+        "a fresh page has another's clocks and hints",
+        "pages.py",
+        "            getattr(self, name)[..., ids] = fresh\n",
+        "            pass\n",
+    ),
+    Mutant(
+        "holds are given back twice",
+        "a page is recycled under whoever else holds it",
+        "cache.py",
+        "                self._slots.let_go(g, lease.shares[group.name], lease.path, 0)\n"
+        "        self.residency.unhold(lease.path)\n",
+        "                self._slots.let_go(g, lease.shares[group.name], lease.path, 0)\n"
+        "        self.residency.unhold(lease.path)\n"
+        "        self.residency.unhold(lease.path)\n",
+    ),
+    Mutant(
+        "loading does not pin its source",
+        "the host evicts what is being copied from it",
+        "cache.py",
+        "            self._host.pin(g, load)\n",
+        "",
+    ),
+    Mutant(
+        "saving does not pin its source",
+        "the device evicts what is being copied from it",
+        "backup.py",
+        "source = residency.device.pin(group, ready)",
+        "source = table.slot[DEVICE, group, ready]",
+    ),
+    Mutant(
+        "a waiting request pins the device",
+        "requests that wait starve those that run",
+        "prefetch.py",
+        "            self._pin(prefetch, group, path[live])\n",
+        "            self._pin(prefetch, group, path[live])\n"
+        "            here = table.where(0, group, path, Residence.LIVE)\n"
+        "            residency.device.pin(group, path[here])\n",
+    ),
+    # --- commit
+    Mutant(
+        "duplicates are kept",
+        "two requests with one prompt hold it twice",
+        "slots.py",
+        "        live = self._table.where(DEVICE, g, ids, Residence.LIVE)\n",
+        "        live = np.zeros(len(ids), dtype=bool)\n",
+    ),
+    Mutant(
+        "commit does not repoint",
+        "the lease goes on reading the slot that it has just freed",
+        "slots.py",
+        "        share.slots[at[live]] = NO_SLOT\n"
+        "        share.owned[at[absent | live]] = False\n"
+        "        share.slots[at[absent | live]] = self._device.pin(g, ids[absent | live])\n",
+        "        share.owned[at[absent | live]] = False\n"
+        "        self._device.pin(g, ids[absent | live])\n",
+    ),
+    Mutant(
+        "a duplicate's own slot is not freed",
+        "the device leaks a slot for each page computed twice",
+        "slots.py",
+        "        self._device.free(g, slots[live])\n        return",
+        "        return",
+    ),
+    Mutant(
+        "a path that left the tree is committed below",
+        "pages hang on a parent that nobody finds",
+        "cache.py",
+        "        if lease.detached:\n            return\n",
+        "        lease.detached = False\n",
+        killer="test_cache.py: left_the_tree",
+    ),
+    Mutant(
+        "windows slide in grow",
+        "a rejected draft does not find its window again",
+        "cache.py",
+        "            taken.append((g, share, had))\n        return True\n",
+        "            taken.append((g, share, had))\n"
+        "            if group.tail is not None:\n"
+        "                start = min(lease.pages, group.needed(count).start)\n"
+        "                self._slots.slide(g, share, lease.path, start)\n"
+        "        return True\n",
+    ),
+    # --- admit and grow
+    Mutant(
+        "a hit may use all tokens",
+        "nothing is left to compute the next token from",
+        "cache.py",
+        "(len(tokens) - 1) // self.schema.page_tokens",
+        "len(tokens) // self.schema.page_tokens",
+    ),
+    Mutant(
+        "a refused request keeps its slots",
+        "admit is all or nothing",
+        "cache.py",
+        "            self._device.free(move.group, move.target)\n",
+        "",
+        killer="test_cache.py: refused_load",
+    ),
+    Mutant(
+        "a refused grow keeps its slots",
+        "grow is all or nothing, in every group",
+        "cache.py",
+        "                    self._slots.cut(group_index, shared, size)\n",
+        "                    pass\n",
+    ),
+    Mutant(
+        "loads under way are not joined",
+        "a lease is ready while its pages are on their way",
+        "cache.py",
+        "if ticket.kind == LOAD and ticket.touches(lease.path):",
+        "if False:",
+        killer="test_cache.py: 64_requests",
+    ),
+    Mutant(
+        "the hit rule is not run again after a failed load",
+        "a request runs on pages that are not there",
+        "cache.py",
+        "        if pages < lease.pages:\n            lease.explanation",
+        "        if False:\n            lease.explanation",
+        killer="test_cache.py: load_that_fails_shortens",
+    ),
+    Mutant(
+        "a lenient hit reads before its gap",
+        "missing rows are masked, never read",
+        "cache.py",
+        "share.valid_from = int(gaps[-1]) + 1\n            ids",
+        "share.valid_from = int(gaps[-1])\n            ids",
+        killer="test_cache.py: missing_optional",
+    ),
+    Mutant(
+        "storage does not hear of hits in memory",
+        "it recycles first what is used most, and a restart finds nothing",
+        "cache.py",
+        "            self._touch_storage(path)\n",
+        "",
+    ),
+    Mutant(
+        "storage hears of ancestors first",
+        "it recycles the root before the leaf",
+        "cache.py",
+        "pages = path[group.needed(len(path)).start :][::-1]",
+        "pages = path[group.needed(len(path)).start :]",
+        killer="test_cache.py: storage_hears",
+    ),
+    # --- the hit rule, keys and the tree
+    Mutant(
+        "a window is one page",
+        "the first token after a hit attends to what is not there",
+        "schema.py",
+        "max(0, pages - self.tail)",
+        "max(0, pages - 1)",
+    ),
+    Mutant(
+        "a hit ends at the first gap",
+        "a window's gap far back ends a hit that does not need it",
+        "schema.py",
+        "int(np.flatnonzero(fits)[-1])",
+        "int(np.cumprod(fits).sum()) - 1",
+    ),
+    Mutant(
+        "keys do not chain",
+        "two prompts with one page in common share its state",
+        "schema.py",
+        "hashlib.sha256(parent + raw[start : start + size])",
+        "hashlib.sha256(raw[start : start + size])",
+    ),
+    Mutant(
+        "namespaces share their keys",
+        "one tenant reads another's state from storage",
+        "schema.py",
+        "name = namespace.encode()",
+        'name = b""',
+    ),
+    Mutant(
+        "namespaces share a root",
+        "one tenant reads another's state from memory",
+        "tree.py",
+        "root = self._roots.get(namespace)",
+        "root = next(iter(self._roots.values()), None)",
+    ),
+    Mutant(
+        "half a page matches",
+        "pages are shared whole",
+        "tree.py",
+        "count = _common(run, raw, done) // size\n",
+        "count = -(-_common(run, raw, done) // size)\n",
+    ),
+    Mutant(
+        "a split forgets who moved",
+        "pages below the fork point at the node above it",
+        "tree.py",
+        "low}\n        self._assign(ids, low)\n",
+        "low}\n",
+    ),
+    Mutant(
+        "a cut leaves what is below",
+        "pages that no hit can use keep their slots",
+        "tree.py",
+        "removed = [kid.ids for kid in _descendants(node)]",
+        "removed = []",
+        killer="test_tree.py: cut_takes",
+    ),
+    Mutant(
+        "an evicted page stays in the tree",
+        "all that is below keeps slots and serves no hit",
+        "residency.py",
+        "        pages = tier.evict(group, count)\n        self._retire_lost(group, pages)\n",
+        "        pages = tier.evict(group, count)\n",
+    ),
+    # --- transfers
+    Mutant(
+        "a partial read is published whole",
+        "wrong bytes reach a model",
+        "transfer.py",
+        "            move.landed = flags[start : start + len(move.pages)]\n",
+        "            move.landed = flags[start : start + len(move.pages)] | flags.any()\n",
+        killer="test_cache.py: record_that_is_gone",
+    ),
+    Mutant(
+        "what failed has landed",
+        "wrong bytes reach a model",
+        "transfer.py",
+        "            move.landed = np.zeros(len(move.pages), dtype=bool)\n",
+        "            move.landed = np.ones(len(move.pages), dtype=bool)\n",
+    ),
+    Mutant(
+        "reads under way are not joined",
+        "64 requests with one prefix read it 64 times",
+        "prefetch.py",
+        "np.concatenate((table.resident(g, path), beyond))",
+        "np.concatenate(((table.state[:, g, path] == 2).any(axis=0), beyond))",
+        killer="test_cache.py: 64_requests",
+    ),
+    Mutant(
+        "a joined read is not waited for",
+        "the second of two requests computes what the first is reading",
+        "prefetch.py",
+        "                self._wait(prefetch, other)\n",
+        "                pass\n",
+        killer="test_cache.py: joins_a_read",
+    ),
+    Mutant(
+        "a prefetch's share of the host is never given back",
+        "prefetches wait forever",
+        "prefetch.py",
+        "            self._claimed[group] -= count\n",
+        "            pass\n",
+        killer="test_cache.py: share_a_part",
+    ),
+    Mutant(
+        "only the last page is written through",
+        "what survives a restart has no ancestors, and is of no use",
+        "backup.py",
+        '        """These were committed."""\n',
+        '        """These were committed."""\n        pages = pages[-1:]\n',
+    ),
+    Mutant(
+        "the breaker never opens",
+        "every request waits for a store that is gone",
+        "transfer.py",
+        "if (trip or self._failures >= self._limit) and not self.open:",
+        "if False:",
+        killer="test_transfer.py: left_alone or failures_in_a_row",
+    ),
+    Mutant(
+        "an exception ends a lane",
+        "nothing moves any more, and nobody is told",
+        "transfer.py",
+        '            except Exception as error:\n                log.warning("%s failed',
+        '            except ZeroDivisionError as error:\n                log.warning("%s failed',
+        killer="test_transfer.py: copy_that_raises and save",
+    ),
+    Mutant(
+        "a stall keeps its queue",
+        "who queues behind a call that hangs, hangs too",
+        "transfer.py",
+        "self._lanes[_LANE_OF.get(kind, kind)].withdraw()",
+        "[]",
+        killer="test_transfer.py: hangs_trips",
+    ),
+    # --- bytes
+    Mutant(
+        "components lie over each other",
+        "a record has the last component's bytes only",
+        "media/memory.py",
+        "                start = end\n",
+        "",
+        killer="test_memory.py: contiguous",
+    ),
+    Mutant(
+        "a load reads where it should write",
+        "a page comes back from a slot of the same number",
+        "media/memory.py",
+        "self.arenas[group][:, part].index_select(0, src)",
+        "self.arenas[group][:, part].index_select(0, dst)",
+        killer="test_memory.py: round_trip and BF16",
+    ),
+]

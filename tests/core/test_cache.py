@@ -1,0 +1,787 @@
+"""The cache, scene by scene. What may happen in any order is in ``test_state_machine``."""
+
+import threading
+import time
+
+import numpy as np
+import pytest
+from worlds import FOUR, TWO, DictStore, P, TruthMedia, World, group
+
+from kvkeep.cache import Cache
+from kvkeep.policy import Policy
+from kvkeep.schema import Closed, Component, Group, Identity, InvariantError, RequestError, Schema
+from kvkeep.stores.file import FileStore
+
+A = [1, 1, 2, 2, 3, 3, 4]  # three pages that a hit may use
+
+
+def world(schema: Schema = TWO, device: int = 16, host: int = 16, **more) -> World:
+    """A roomy one."""
+    return World(schema, [device] * len(schema.groups), [host] * len(schema.groups), **more)
+
+
+def serve(w: World, tokens: list[int], namespace: str = "", each: int = 99) -> None:
+    """A request from its arrival to its end, and all that follows from it."""
+    request = w.arrive(tokens, namespace)
+    w.settle()
+    assert w.admit(request, len(tokens))
+    w.settle()
+    while request.computed is None or request.computed < len(tokens):
+        assert w.run(request, each)
+        w.settle()
+    w.release(request)
+    w.settle()
+    w.check()
+
+
+def lease_of(w: World, tokens: list[int], ask: bool = False):
+    """An admitted request whose pages are there."""
+    request = w.arrive(tokens, ask=ask)
+    w.settle()
+    assert w.admit(request)
+    w.settle()
+    return request
+
+
+def read_counts(w: World) -> set[int]:
+    return set(w.store.reads.values())
+
+
+# --- hits and their explanations
+
+
+@pytest.mark.parametrize("tier", ["device", "host", "storage"])
+@pytest.mark.parametrize("schema", [TWO, FOUR], ids=["two groups", "four groups"])
+def test_a_prompt_comes_back_from_every_tier(schema: Schema, tier: str) -> None:
+    w = world(schema)
+    serve(w, A, each=2)
+    if tier == "host":
+        w.empty(0)
+    if tier == "storage":
+        w.restart()
+    request = lease_of(w, A, ask=True)
+    w.check()
+    lease = request.lease
+    assert lease.pages == 3
+    want = {"device": 0, "host": 0, "storage": 0} | {tier: 6}
+    assert lease.explanation.tokens == want
+    assert lease.explanation.limited_by is None
+    pages = sum(len(g.needed(3)) for g in schema.groups)
+    assert lease.explanation.loaded_bytes == (0 if tier == "device" else 4 * pages)
+    assert w.cache.figures()[f"hit_tokens_total{{tier={tier}}}"] == 6
+
+
+def test_one_token_is_always_computed() -> None:
+    w = world()
+    serve(w, A[:6])
+    assert lease_of(w, A[:6]).lease.pages == 2
+    assert lease_of(w, [5]).lease.pages == 0
+
+
+def test_namespaces_are_strangers() -> None:
+    w = world()
+    serve(w, A, "a")
+    serve(w, A, "b")
+    assert lease_of(w, A).lease.pages == 0
+    assert len(w.store.records) == 12
+    w.restart()
+    stranger = w.arrive(A, "c")
+    w.settle()
+    w.admit(stranger)
+    assert stranger.lease.pages == 0
+
+
+def test_the_group_that_limits_a_hit_is_named() -> None:
+    w = world(FOUR)
+    serve(w, A, each=2)
+    for tier in range(2):
+        w.evict(tier, 2, 16)  # the snapshots
+    request = lease_of(w, A)
+    assert request.lease.pages == 0
+    assert request.lease.explanation.limited_by == "state"
+
+
+def test_a_group_that_a_hit_may_do_without_does_not_limit_it() -> None:
+    """Under ``lenient`` the group to name is one that counts, wherever it stands."""
+    schema = Schema(Identity("m"), P, (group("draft", required=False), *FOUR.groups[:3]))
+    w = world(schema, missing="lenient")
+    serve(w, A, each=2)
+    for tier in range(2):
+        w.evict(tier, 0, 16)
+        w.evict(tier, 3, 16)
+    assert lease_of(w, A).lease.explanation.limited_by == "state"
+
+
+@pytest.mark.parametrize(("missing", "pages"), [("strict", 0), ("lenient", 3), ("stale", 3)])
+def test_a_missing_optional_group_is_a_policy(missing: str, pages: int) -> None:
+    """strict: no hit; lenient: masked up to the gap; stale: slots with anybody's bytes."""
+    w = world(FOUR, missing=missing)
+    serve(w, A)
+    for tier in range(2):
+        w.evict(tier, 3, 16)
+    lease = w.cache.admit(np.array(A, np.int32), chunk=1)
+    assert lease.pages == pages
+    assert lease.valid_from("draft") == (3 if missing == "lenient" else 0)
+    assert (lease.slots("draft")[:pages] == -1).all() == (missing != "stale")
+    assert (lease.slots("full")[:pages] >= 0).all()
+    w.cache.check()
+    w.cache.grow(lease, 9)
+    w.cache.commit(lease, np.array([*A, 4, 5], np.int32))
+    w.cache.check()
+    assert w.cache.residency.table.state[0, 3].any() == (missing == "strict"), (
+        "after a gap, what is computed stays private"
+    )
+    w.cache.release(lease)
+    w.cache.check()
+
+
+def test_a_lenient_hit_comes_from_storage_too() -> None:
+    """Say, the draft was replaced: the target's records are as good as before."""
+    w = world(FOUR, missing="lenient")
+    serve(w, A)
+    draft = FOUR.fingerprint(FOUR.groups[3])
+    w.lost = {key for key in w.store.records if key.group == draft}
+    w.store.delete(w.lost)
+    w.restart()
+    request = lease_of(w, A, ask=True)
+    assert request.lease.pages == 3
+    assert request.lease.valid_from("draft") == 3
+
+
+# --- committing
+
+
+def test_a_duplicate_takes_the_row_and_frees_its_own() -> None:
+    """Two requests compute the same pages: one set of slots is kept."""
+    w = world()
+    first, second = lease_of(w, A), lease_of(w, A)
+    for request in (first, second):
+        w.run(request, 7)
+        w.check()
+    assert first.lease.slots("full")[:3].tolist() == second.lease.slots("full")[:3].tolist()
+    assert w.cache.figures()["free_slots{tier=device,group=full}"] == 16 - 3 - 2
+
+
+def test_a_duplicate_fills_holes() -> None:
+    """What eviction took from a page, the next request that computes it puts back."""
+    w = world(FOUR)
+    serve(w, A)
+    for tier in range(2):
+        w.evict(tier, 3, 16)
+    request = lease_of(w, A)
+    assert request.lease.pages == 0
+    w.run(request, 7)
+    w.release(request)
+    assert lease_of(w, A).lease.pages == 3
+
+
+def test_a_request_whose_path_left_the_tree_keeps_to_itself() -> None:
+    w = world(device=8)
+    request = lease_of(w, A)
+    w.run(request, 2)
+    w.cache.residency.retire(request.lease.path)
+    w.run(request, 5)
+    w.check()
+    assert request.lease.detached
+    assert request.lease.pages == 1
+    assert w.tree() == {}
+    w.run(request, 0)  # again: nothing changes
+    w.finish()
+
+
+def test_a_partial_page_is_not_committed() -> None:
+    w = world()
+    request = lease_of(w, A)
+    w.run(request, 5)
+    assert request.lease.pages == 2
+    assert len(w.tree()) == 2
+
+
+def test_a_rejected_draft_finds_its_window_again() -> None:
+    """Windows slide by what was accepted, never by what was tried."""
+    w = world(FOUR)
+    request = lease_of(w, [0] * 12)
+    w.run(request, 6)
+    w.run(request, 0, ahead=9)
+    assert (request.lease.slots("window")[1:3] >= 0).all()
+    w.run(request, 2)
+    assert request.lease.slots("window")[:4].tolist()[:2] == [-1, -1]
+
+
+def test_a_window_that_a_hit_ended_in_outlives_one_that_slid_by() -> None:
+    """All pages of a useful window stay, not its last alone; dead pages go first."""
+    schema = Schema(Identity("m"), P, (group("full"), group("window", 2)))
+    w = world(schema)
+    serve(w, [0, 0, 0, 0, 9])
+    serve(w, [0, 0, 0, 0, *[1] * 8, 9], each=2)  # hits two pages, and moves on
+    w.evict(1, 1, 2)
+    w.evict(0, 1, 2)
+    assert lease_of(w, [0, 0, 0, 0, 2, 2]).lease.pages == 2
+
+
+def test_pages_that_slid_by_are_cold_on_the_host_too() -> None:
+    """Even where the host has chosen its next victims already."""
+    schema = Schema(Identity("m"), P, (group("full"), group("window", 1)))
+    w = world(schema)
+    for token in range(1, 7):
+        serve(w, [token, token, 9])
+    request = lease_of(w, [7, 7, 8, 8, 9, 9])
+    w.run(request, 2)
+    w.settle()
+    w.evict(1, 1, 1)
+    w.run(request, 2)
+    w.evict(1, 1, 1)
+
+
+# --- room
+
+
+def test_admission_is_all_or_nothing() -> None:
+    w = World(TWO, [8, 3], [0, 0])
+    request = w.arrive(A, ask=False)
+    assert not w.admit(request, 7)
+    assert w.cache.figures()["leases"] == 0
+    assert w.admit(request, 6)
+    w.check()
+
+
+def test_a_refused_load_gives_everything_back() -> None:
+    """Also what the groups before the one that is short had got."""
+    w = World(TWO, [12, 6], [9, 9])
+    serve(w, A)
+    w.empty(0)
+    other = lease_of(w, [9] * 7)
+    w.run(other, 7)
+    request = w.arrive(A, ask=False)
+    assert not w.admit(request, 2)
+    w.check()
+    w.release(other)
+    assert w.admit(request, 1)
+    w.finish()
+
+
+def test_growing_is_all_or_nothing() -> None:
+    w = World(TWO, [8, 3], [0, 0])
+    request = lease_of(w, A)
+    assert not w.run(request, 7, ahead=1)
+    w.check()
+    assert w.run(request, 6)
+
+
+def test_room_counts_what_is_idle_and_what_is_shared() -> None:
+    w = World(TWO, [8, 8], [8, 8])
+    tokens = np.array(A, np.int32)
+    assert w.cache.room(tokens) == 16
+    request = lease_of(w, A)
+    w.run(request, 7)
+    assert w.cache.room(tokens) == 14  # all but the private page
+    assert w.cache.room(np.array([9, 9, 9], np.int32)) == 8
+    w.release(request)
+    assert w.cache.room(np.array([9, 9, 9], np.int32)) == 16
+
+
+def test_a_cache_without_a_page_of_every_kind_forgets_paths() -> None:
+    """No group needs every page: a path that nothing is left of must not stay in the tree."""
+    schema = Schema(Identity("m"), P, (group("state", 1),))
+    w = World(schema, [4], [4])
+    for token in range(30):
+        serve(w, [token] * 5)
+    assert len(w.table) <= 2 * (4 + 4)
+
+
+# --- the way down
+
+
+@pytest.mark.parametrize("schema", [TWO, FOUR], ids=["two groups", "four groups"])
+def test_everything_committed_is_in_storage_after_a_drain(schema: Schema) -> None:
+    """Every page of every group, ancestors and pages that slid out of a window included."""
+    w = world(schema)
+    serve(w, A, each=2)
+    serve(w, [1, 1, 9, 9, 9])
+    assert len(w.store.records) == 4 * len(schema.groups)
+    assert not w.cache.counts["unsaved_pages_total"] + w.cache.counts["unwritten_pages_total"]
+    w._check_storage()
+
+
+def test_saving_evicts_only_for_what_it_saves() -> None:
+    """A page that the host is getting from storage already needs no second slot."""
+    w = World(TWO, [40, 40], [8, 8])
+    serve(w, A)
+    w.restart()
+    for token in (7, 8):
+        serve(w, [token] * 5)
+    w.arrive(A)
+    w.step("read")
+    w.tick()
+    request = w.arrive(A, ask=False)
+    assert w.admit(request)
+    w.run(request, 7)
+    w.tick()
+    assert w.cache.figures()["evicted_pages_total{tier=host,group=full}"] == 0
+    w.finish()
+
+
+def test_without_a_host_nothing_is_saved() -> None:
+    w = world(host=0)
+    serve(w, A)
+    assert w.cache.idle
+    assert not w.store.records
+    assert lease_of(w, A).lease.pages == 3
+
+
+def test_what_did_not_get_down_is_counted() -> None:
+    w = world()
+    request = lease_of(w, A)
+    w.run(request, 6)
+    w.tick()
+    w.step("save", fault="raise")
+    w.tick()
+    assert w.cache.counts["unsaved_pages_total"] == 6
+    w.release(request)
+    serve(w, [8] * 7)
+    assert w.cache.counts["unsaved_pages_total"] == 6
+    w.outage(True)
+    serve(w, [9] * 7)
+    assert w.cache.counts["unwritten_pages_total"] == 6
+
+
+def test_a_slow_store_pins_at_most_half_of_the_host() -> None:
+    w = World(TWO, [9, 9], [8, 8])
+    request = lease_of(w, [0] * 13)
+    w.run(request, 13)
+    w.tick()
+    w.step("save")
+    w.tick()
+    assert np.count_nonzero(w.table.pins[1, 0]) == 4
+    w.tick()
+    assert np.count_nonzero(w.table.pins[1, 0]) == 4
+    w.finish()
+
+
+def test_storage_hears_of_hits_in_memory_ancestors_last() -> None:
+    w = world(FOUR)
+    serve(w, A)
+    w.store.touched.clear()
+    lease_of(w, A)
+    prints = [FOUR.fingerprint(g) for g in FOUR.groups]
+    depths = [(prints.index(key.group), len(w.names[key.page][1]) // P) for key in w.store.touched]
+    full, draft = ([(g, d) for d in (3, 2, 1)] for g in (0, 3))
+    assert depths == [*full, (1, 3), (1, 2), (2, 3), *draft]
+
+
+# --- the way up
+
+
+def test_64_requests_with_one_prefix_read_it_once() -> None:
+    w = world(FOUR, device=80, host=40)
+    serve(w, A)
+    w.restart()
+    requests = [w.arrive([*A[:6], 9, k]) for k in range(64)]
+    w.settle()
+    w.check()
+    for request in requests:
+        assert w.admit(request, 2)
+    w.settle()
+    w.check()
+    assert {request.lease.pages for request in requests} == {3}
+    assert read_counts(w) == {1}
+    assert w.happened["load lands"] == 1
+    assert requests[0].lease.explanation.tokens["storage"] == 6
+
+
+def test_a_prefetch_joins_a_read_and_waits_for_it() -> None:
+    w = world()
+    serve(w, A)
+    w.restart()
+    first, second = w.arrive(A), w.arrive([*A[:4], 9])
+    w.step("read", count=2)  # both probes
+    w.tick()
+    assert len(w.lanes["read"].queue) == 1
+    assert not w.cache.ready(second.prefetch)
+    w.settle()
+    w.release(first)
+    w.empty(1)
+    w.admit(second)
+    assert second.lease.pages == 2, "the second pins what it waited for"
+    w.finish()
+
+
+def test_prefetches_share_a_part_of_the_host() -> None:
+    """They wait in line for it; whom there is room for goes first."""
+    w = World(TWO, [24, 24], [8, 8])
+    long, other, short = [1] * 9, [2] * 7, [3] * 3
+    for tokens in (long, other, short):
+        serve(w, tokens)
+    w.restart()
+    first, second, third = (w.arrive(tokens) for tokens in (long, other, short))
+    w.settle()
+    assert [w.cache.ready(r.prefetch) for r in (first, second, third)] == [True, False, False]
+    assert w.admit(first)
+    w.settle()
+    assert w.cache.ready(second.prefetch)
+    assert w.cache.ready(third.prefetch)
+    w.finish()
+
+
+def test_a_prefetch_takes_what_fits() -> None:
+    w = World(TWO, [24, 24], [12, 12])
+    serve(w, [1] * 21)
+    w.restart()
+    request = w.arrive([1] * 21)
+    w.settle()
+    assert w.admit(request)
+    assert request.lease.pages == 6
+
+
+def test_a_prefetch_evicts_only_for_what_it_reads() -> None:
+    """A long prompt needs one snapshot: no other prompt's snapshot goes for the rest."""
+    schema = Schema(Identity("m"), P, (group("full"), group("state", 1)))
+    w = World(schema, [40, 40], [40, 12])
+    serve(w, [0] * 21, each=2)
+    w.restart()
+    for token in range(1, 9):
+        serve(w, [token] * 3)
+    request = w.arrive([0] * 21)
+    w.settle()
+    assert request.prefetch.reach == 10
+    assert w.cache.figures()["evicted_pages_total{tier=host,group=state}"] == 0
+
+
+def test_a_record_that_is_gone_shortens_the_hit() -> None:
+    w = world()
+    serve(w, A)
+    w.restart()
+    request = w.arrive(A)
+    w.step("read")  # the probe
+    w.tick()
+    key = next(k for k in w.store.records if len(w.names[k.page][1]) == 6)
+    w.store.delete([key])
+    w.lost.add(key)
+    w.settle()
+    w.check()
+    w.admit(request)
+    assert request.lease.pages == 2
+    assert w.cache.counts["missed_reads_total"] == 1
+    w.finish()
+
+
+def test_a_cancelled_prefetch_arrives_for_others() -> None:
+    w = world()
+    serve(w, A)
+    w.restart()
+    request = w.arrive(A)
+    w.step("read")
+    w.tick()
+    w.release(request)
+    w.check()
+    w.settle()
+    w.check()
+    assert lease_of(w, A).lease.pages == 3
+    w.finish()
+
+
+def test_a_probe_that_comes_back_to_nobody() -> None:
+    w = world()
+    request = w.arrive(A)
+    w.release(request)
+    w.finish()
+
+
+def test_a_load_that_fails_shortens_the_hit() -> None:
+    w = world(FOUR)
+    serve(w, A, each=2)
+    w.empty(0)
+    request = w.arrive(A, ask=False)
+    w.admit(request)
+    assert not request.lease.ready
+    w.step("load", fault="raise")
+    w.tick()
+    w.check()
+    assert request.lease.ready
+    assert request.lease.pages == 0
+    assert request.lease.explanation.limited_by == "full"
+    assert w.cache.counts["missed_loads_total"] == 9
+    assert w.run(request, 7)
+    w.finish()
+
+
+def test_a_lenient_load_that_fails_is_masked() -> None:
+    w = world(FOUR, missing="lenient")
+    serve(w, A)
+    w.empty(0)
+    request = w.arrive(A, ask=False)
+    w.admit(request)
+    (ticket,) = w.lanes["load"].queue
+    w.step("load")
+    ticket.moves[3].landed = np.array([True, False, True])
+    w.tick()
+    w.check()
+    assert request.lease.pages == 3
+    assert request.lease.valid_from("draft") == 2
+    w.run(request, 1)
+    w.finish()
+
+
+def test_a_lenient_hit_that_came_to_nothing_masks_nothing() -> None:
+    """The request computes all rows itself: they may be read, and are worth keeping."""
+    w = world(FOUR, missing="lenient")
+    serve(w, A)
+    w.evict(0, 3, 16)
+    w.evict(1, 3, 1)
+    w.empty(0)
+    request = w.arrive(A, ask=False)
+    w.admit(request)
+    assert request.lease.valid_from("draft") == 3
+    w.step("load", fault="raise")
+    w.tick()
+    assert request.lease.pages == request.lease.valid_from("draft") == 0
+    w.run(request, 7)
+    w.release(request)
+    assert lease_of(w, A).lease.valid_from("draft") == 0
+
+
+def test_a_stale_hit_is_private_also_when_it_was_loaded() -> None:
+    """What follows somebody else's bytes is nobody's business."""
+    w = world(FOUR, missing="stale")
+    serve(w, A)
+    for tier in range(2):
+        w.evict(tier, 3, 16)
+    w.empty(0)
+    lease = w.cache.admit(np.array(A, np.int32), chunk=1)
+    w.settle()
+    assert lease.pages == 3
+    w.cache.grow(lease, 9)
+    w.cache.commit(lease, np.array([*A, 4, 5, 5], np.int32))
+    w.cache.check()
+    assert not w.table.state[0, 3].any()
+
+
+# --- a store that hangs
+
+
+@pytest.mark.parametrize("verb", ["probe", "read", "write"])
+def test_requests_go_on_without_a_store_that_hangs(verb: str) -> None:
+    """Nobody waits for it longer than it takes to notice."""
+    store, go = DictStore(), threading.Event()
+    media = TruthMedia([16] * 2, [16] * 2)
+    tokens = np.array(A, np.int32)
+    with_records = World(TWO, [16] * 2, [16] * 2)
+    serve(with_records, A)
+    if verb != "write":
+        store.records = with_records.store.records
+    method = getattr(store, verb)
+    setattr(store, verb, lambda *args: (go.wait(20), method(*args))[1])
+    cache = Cache(TWO, [16] * 2, [16] * 2, store, Policy(stall_seconds=0.05), media)
+    try:
+        for _ in range(2):
+            prefetch = cache.prefetch(tokens)
+            end = time.monotonic() + 3
+            while not cache.ready(prefetch):
+                assert time.monotonic() < end, "a request waits for a store that hangs"
+                cache.tick()
+                time.sleep(0.005)
+            lease = cache.admit(tokens, chunk=7, prefetch=prefetch)
+            assert lease is not None
+            assert cache.grow(lease, 7)
+            cache.commit(lease, tokens)
+            cache.release(lease)
+            for _ in range(20):
+                cache.tick()
+                cache.check()
+                time.sleep(0.005)
+        assert cache.figures()["storage_breaker_trips_total"] >= 1
+    finally:
+        go.set()
+        cache.close(5)
+
+
+# --- ends
+
+
+def test_release_is_idempotent_and_final() -> None:
+    w = world()
+    request = lease_of(w, A)
+    lease = request.lease
+    w.run(request, 5)
+    w.release(request)
+    w.cache.release(lease)
+    w.cache.commit(lease, np.array(A, np.int32))
+    w.cache.check()
+    assert len(w.tree()) == 2
+
+
+def test_growing_a_released_lease_leaks_nothing() -> None:
+    w = world()
+    request = lease_of(w, A)
+    lease = request.lease
+    w.release(request)
+    assert not w.cache.grow(lease, 4)
+    w.cache.check()
+
+
+def test_a_closed_cache_refuses_requests() -> None:
+    w = world()
+    request = lease_of(w, A)
+    w.run(request, 7)
+    w.release(request)
+    w.settle()
+    w.cache.close()
+    w.cache.close()
+    with pytest.raises(Closed):
+        w.cache.prefetch(request.array)
+    with pytest.raises(Closed):
+        w.cache.admit(request.array)
+
+
+def test_draining_gives_up_in_time() -> None:
+    w = world()
+    request = lease_of(w, A)
+    w.run(request, 7)
+    assert not w.cache.drain(timeout=0.01)
+
+
+def test_figures_name_everything() -> None:
+    w = world()
+    serve(w, A)
+    w.store.faults["corrupt"] = 2
+    w.step("read")
+    figures = w.cache.figures()
+    assert figures["slots{tier=host,group=draft}"] == 16
+    assert figures["pages"] == 3
+    assert figures["leases"] == figures["prefetches"] == 0
+    assert figures["moved_bytes_total{lane=save}"] == 6 * 4096
+    assert figures["storage_faults_total{kind=corrupt}"] == 2
+    assert figures["storage_breaker_open"] == 0
+    assert all(isinstance(value, (int, float)) for value in figures.values())
+
+
+def test_there_are_two_memory_tiers() -> None:
+    with pytest.raises(RequestError, match="no memory tier is called 'disk'"):
+        world().cache.evict("disk")
+
+
+# --- damage
+
+
+@pytest.mark.parametrize("kind", ["load", "read"])
+def test_broken_bookkeeping_costs_pages_not_the_server(kind: str, caplog) -> None:
+    """A row is not as it must be: its pages are dropped, nobody waits, and serving goes on."""
+    w = world()
+    serve(w, A)
+    if kind == "load":
+        w.empty(0)
+        request = w.arrive(A, ask=False)
+        w.admit(request)
+    else:
+        w.restart()
+        request = w.arrive(A)
+        w.step("read")
+        w.tick()
+    w.table.state[0 if kind == "load" else 1, 1, w.tree()["", (1, 1)]] = 0
+    w.step(kind)
+    w.tick()
+    assert w.cache.counts["invariant_errors_total"] == 1
+    assert "bookkeeping is wrong" in caplog.text
+    assert w.tree() == {}
+    if kind == "load":
+        assert request.lease.ready
+    else:
+        assert w.cache.ready(request.prefetch)
+    again = w.arrive([8] * 5, ask=False)
+    assert w.admit(again)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda w, lease: w.table.holds.__setitem__(lease.path[0], 9), "owner"),
+        (lambda w, lease: w.table.pins.__setitem__((0, 0, lease.path[0]), 9), "owner"),
+        (lambda w, lease: lease.shares["full"].slots.__setitem__(0, 9), "not its page's"),
+        (lambda w, lease: w.cache.residency.device.reserve(0, 1), "private slot"),
+        (lambda w, lease: w.table.dying.__setitem__(lease.path[0], True), "neither|dying"),
+        (lambda w, lease: w.table.used.__setitem__((0, lease.path[1]), 99), "newer"),
+        (lambda w, lease: w.table.allocate(0, [bytes(32)]), "neither"),
+        (
+            lambda w, lease: w.table.dying.__setitem__(w.table.allocate(0, [bytes(32)]), True),
+            "waits",
+        ),
+        (lambda w, lease: _strip(w, lease), "serve no hit"),
+    ],
+    ids=["holds", "pins", "slot", "private", "dying", "clock", "lost", "nobody", "useless"],
+)
+def test_check_sees_damage(spoil, message: str) -> None:
+    w = world()
+    request = lease_of(w, A)
+    w.run(request, 7)
+    w.check()
+    spoil(w, request.lease)
+    with pytest.raises(InvariantError, match=message):
+        w.cache.check()
+
+
+def _strip(w: World, lease) -> None:
+    """Take a page's slots away, and leave it in the tree."""
+    w.table.pins[0, 0, lease.path[-1]] = 0
+    w.cache.residency.device.drop(0, lease.path[-1:])
+
+
+# --- real bytes, real threads, a real store
+
+
+def test_a_restart_brings_every_byte_back(tmp_path) -> None:
+    """Through CPU tensors, lanes on threads and the file store; two groups of different shape."""
+    schema = Schema(
+        Identity("m"),
+        4,
+        (
+            Group("full", tuple(Component(n, (0, 1), (4, 8), "BF16") for n in "kv")),
+            Group("state", (Component("conv", (0,), (3,), "F32"),), tail=1),
+        ),
+    )
+    sizes = {schema.fingerprint(g): g.record_bytes for g in schema.groups}
+    tokens = np.arange(33, dtype=np.int32)
+
+    def start() -> Cache:
+        return Cache(schema, [10, 10], [16, 16], FileStore(tmp_path, sizes))
+
+    def pages(cache: Cache, lease, page: int) -> list[bytes]:
+        return [
+            pool[lease.slots(name)[page]].reshape(-1).view(dtype=pool.dtype).clone()
+            for name, components in cache.media.pools.items()
+            for pools in components.values()
+            for pool in pools
+            if lease.slots(name)[page] >= 0
+        ]
+
+    cache = start()
+    lease = cache.admit(tokens, chunk=33)
+    assert cache.grow(lease, 33)
+    for g in schema.groups:
+        for components in cache.media.pools[g.name].values():
+            for pool in components:
+                pool.copy_(
+                    (np.random.default_rng(0).random(1)[0] + pool.new_ones(1)).expand_as(pool)
+                )
+                pool[:] = pool * pool.new_tensor(range(1, len(pool) + 1)).view(
+                    -1, *[1] * (pool.dim() - 1)
+                )
+    first = [pages(cache, lease, i) for i in range(8)]
+    cache.commit(lease, tokens)
+    cache.release(lease)
+    cache.close()
+
+    cache = start()
+    prefetch = cache.prefetch(tokens)
+    while not cache.ready(prefetch):
+        cache.tick()
+    lease = cache.admit(tokens, chunk=1, prefetch=prefetch)
+    assert lease.pages == 8
+    while not lease.ready:
+        cache.tick()
+    assert lease.explanation.tokens == {"device": 0, "host": 0, "storage": 32}
+    for i in range(8):
+        for a, b in zip(first[i], pages(cache, lease, i), strict=False):
+            assert a.equal(b)
+    cache.release(lease)
+    cache.check()
+    cache.close()

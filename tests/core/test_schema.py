@@ -1,0 +1,131 @@
+"""What a page is made of: sizes, names, and the hit rule against its definition."""
+
+import hashlib
+import struct
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from worlds import group, true_key
+
+from kvkeep.policy import Policy
+from kvkeep.schema import (
+    BLOCK,
+    Component,
+    ConfigError,
+    Group,
+    Identity,
+    Schema,
+    chain_keys,
+    root_key,
+)
+
+K = Component("k", (0, 3), (4, 8), "BF16")
+FULL = Group("full", (K, replace(K, name="v", dtype="F8_E4M3")))
+SCHEMA = Schema(Identity("model"), 4, (FULL, Group("draft", (K,), sharded=False)))
+
+
+def test_sizes() -> None:
+    assert K.layer_bytes == 64
+    assert K.page_bytes == 128
+    assert FULL.page_bytes == 192
+    assert FULL.record_bytes == BLOCK
+    assert Group("big", (replace(K, shape=(4097,), layers=(0,), dtype="U8"),)).record_bytes == 8192
+
+
+@pytest.mark.parametrize(
+    ("tail", "pages", "needed"),
+    [(None, 3, (0, 3)), (2, 3, (1, 3)), (2, 1, (0, 1)), (1, 0, (0, 0)), (None, 0, (0, 0))],
+)
+def test_needed(tail: int | None, pages: int, needed: tuple[int, int]) -> None:
+    assert group("g", tail).needed(pages) == range(*needed)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: replace(K, dtype="F7"), "unknown dtype 'F7'"),
+        (lambda: replace(K, layers=()), "no layers"),
+        (lambda: replace(K, shape=()), "or an empty shape"),
+        (lambda: replace(K, shape=(2, 0)), "empty shape"),
+        (lambda: Group("g", ()), "no components"),
+        (lambda: group("g", tail=0), "tail"),
+        (lambda: replace(SCHEMA, page_tokens=0), "page size"),
+        (lambda: replace(SCHEMA, groups=()), "at least one group"),
+        (lambda: replace(SCHEMA, groups=(FULL, FULL)), "must differ"),
+        (lambda: Policy(missing="maybe"), "missing policy must be one of strict"),
+        (lambda: Policy(prefetch="never"), "prefetch policy"),
+        (lambda: Policy(write="later"), "write policy"),
+    ],
+)
+def test_nonsense_is_refused_at_construction(make, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make()
+
+
+def test_a_fingerprint_names_everything_that_bytes_depend_on() -> None:
+    prints = {
+        schema.fingerprint(schema.groups[0])
+        for schema in (
+            SCHEMA,
+            replace(SCHEMA, identity=Identity("other")),
+            replace(SCHEMA, identity=Identity("model", rank=1, world=2)),
+            replace(SCHEMA, page_tokens=8),
+            replace(SCHEMA, groups=(replace(FULL, source="digest"),)),
+            replace(SCHEMA, groups=(replace(FULL, components=(K,)),)),
+        )
+    }
+    assert len(prints) == 6
+    assert {len(fingerprint) for fingerprint in prints} == {16}
+
+
+def test_how_a_group_is_used_does_not_name_its_bytes() -> None:
+    """More room to roll back, or a hit that may do without it: the records are as good."""
+    for change in ({"working": 5}, {"required": False}):
+        other = replace(FULL, **change)
+        assert SCHEMA.fingerprint(other) == SCHEMA.fingerprint(FULL)
+
+
+def test_ranks_share_what_is_not_sharded() -> None:
+    ranks = [replace(SCHEMA, identity=Identity("model", rank=r, world=2)) for r in range(2)]
+    full, draft = ([s.fingerprint(s.groups[g]) for s in ranks] for g in range(2))
+    assert full[0] != full[1]
+    assert draft[0] == draft[1]
+
+
+def test_keys_chain() -> None:
+    """A key depends on its namespace and on every token up to its page's end."""
+    tokens = np.array([1, 2, 3, -4, 5], np.int32)
+    keys = chain_keys(root_key("a"), tokens, 2)
+    assert keys == [true_key(("a", (1, 2))), true_key(("a", (1, 2, 3, -4)))]
+    assert chain_keys(keys[0], tokens[2:], 2) == keys[1:]
+    assert chain_keys(root_key("b"), tokens, 2)[0] != keys[0]
+    tail = struct.pack("<2i", 3, -4)
+    assert keys[1] == hashlib.sha256(keys[0] + tail).digest()
+
+
+def test_namespaces_do_not_run_into_tokens() -> None:
+    assert len({root_key(name) for name in ("", "a", "b", "ab", "é", "1:a")}) == 6
+
+
+@st.composite
+def presence(draw):
+    """Some groups, and which of up to six pages each has."""
+    count = draw(st.integers(0, 6))
+    tails = draw(st.lists(st.sampled_from([None, 1, 2, 3]), min_size=1, max_size=4))
+    groups = tuple(group(f"g{i}", tail, draw(st.booleans())) for i, tail in enumerate(tails))
+    has = st.lists(st.booleans(), min_size=count, max_size=count)
+    return groups, [np.array(draw(has), dtype=bool) for _ in groups], draw(st.booleans())
+
+
+@settings(derandomize=True, database=None, deadline=None, max_examples=500)
+@given(presence())
+def test_the_hit_rule(case) -> None:
+    """The largest ``n`` such that every group that counts has all of ``needed(n)``."""
+    groups, present, strict = case
+    rules = [(g, has) for g, has in zip(groups, present, strict=True) if strict or g.required]
+    pages = len(present[0]) if rules else 0
+    fits = [n for n in range(pages + 1) if all(has[i] for g, has in rules for i in g.needed(n))]
+    assert Schema(Identity("m"), 1, groups).usable(present, strict) == max(fits)

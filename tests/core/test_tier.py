@@ -1,0 +1,203 @@
+"""Slots of one memory tier: who has which, and who goes first."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import kvkeep.tier
+from kvkeep.pages import DEVICE, NO_SLOT, PageTable
+from kvkeep.policy import lru
+from kvkeep.schema import InvariantError, Residence
+from kvkeep.tier import Tier
+
+LIVE, WRITING, ABSENT = Residence.LIVE, Residence.WRITING, Residence.ABSENT
+
+
+class Room:
+    """A device tier of one group over a table, and pages at given clocks and depths."""
+
+    def __init__(self, slots: int) -> None:
+        self.table = PageTable(1, 8)
+        self.tier = Tier(self.table, DEVICE, [slots], lru)
+
+    def add(self, used: int, depth: int = 0, state: Residence = LIVE) -> int:
+        page = self.table.allocate(depth, [bytes(32)])
+        self.table.used[0, page] = used
+        self.tier.adopt(0, page, self.tier.reserve(0, 1), state)
+        return int(page[0])
+
+    def evict(self, count: int) -> list[int]:
+        gone = self.tier.evict(0, count).tolist()
+        self.tier.check()
+        return gone
+
+
+def ids(*pages: int) -> np.ndarray:
+    return np.array(pages, np.int32)
+
+
+def test_reserve_is_all_or_nothing() -> None:
+    tier = Room(3).tier
+    slots = tier.reserve(0, 2)
+    assert len(set(slots.tolist())) == 2
+    assert tier.reserve(0, 2) is None
+    assert (tier.free_slots(0), tier.private(0)) == (1, 2)
+    tier.free(0, slots)
+    assert (tier.free_slots(0), tier.private(0)) == (3, 0)
+    assert tier.reserve(0, 0).tolist() == []
+    tier.check()
+
+
+def test_a_row_gets_its_bytes_and_only_then_may_be_pinned() -> None:
+    room = Room(2)
+    page = room.add(1, state=WRITING)
+    with pytest.raises(InvariantError, match="not LIVE"):
+        room.tier.pin(0, ids(page))
+    assert room.evict(1) == []
+    room.tier.publish(0, ids(page))
+    assert room.table.used[0, page] == 1, "publishing stamps nothing"
+    assert room.tier.pin(0, ids(page)).tolist() == [room.table.slot[0, 0, page]]
+    with pytest.raises(InvariantError, match="not WRITING"):
+        room.tier.publish(0, ids(page))
+
+
+def test_a_pinned_row_stays_until_the_last_pin_is_gone() -> None:
+    room = Room(2)
+    page = ids(room.add(1))
+    room.tier.pin(0, page)
+    room.tier.pin(0, page)
+    room.tier.unpin(0, page)
+    assert room.evict(1) == []
+    with pytest.raises(InvariantError, match="pinned slot is dropped"):
+        room.tier.drop(0, page)
+    room.tier.unpin(0, page)
+    with pytest.raises(InvariantError, match="less than never"):
+        room.tier.unpin(0, page)
+    room.table.pins[0, 0, page] = 0
+    assert room.evict(1) == page.tolist()
+    assert room.table.slot[0, 0, page] == NO_SLOT
+
+
+def test_what_is_dying_is_not_evicted() -> None:
+    """Its slot is given back with its last hold, not before."""
+    room = Room(1)
+    room.table.dying[room.add(1)] = True
+    assert room.evict(1) == []
+
+
+def test_misuse_of_slots_is_refused() -> None:
+    room = Room(3)
+    page = ids(room.add(1))
+    slot = room.table.slot[0, 0, page]
+    with pytest.raises(InvariantError, match="not private"):
+        room.tier.free(0, slot)
+    with pytest.raises(InvariantError, match="adopts a slot that is not private"):
+        room.tier.adopt(0, ids(5), slot, LIVE)
+    with pytest.raises(InvariantError, match="second slot"):
+        room.tier.adopt(0, page, room.tier.reserve(0, 1), LIVE)
+    room.tier.drop(0, page)
+    with pytest.raises(InvariantError, match="without a slot"):
+        room.tier.drop(0, page)
+
+
+def test_the_oldest_goes_first_and_among_equals_the_deepest() -> None:
+    room = Room(5)
+    new, top, deep = room.add(9), room.add(2, depth=0), room.add(2, depth=1)
+    old = room.add(1)
+    assert room.evict(3) == [old, deep, top]
+    assert room.evict(3) == [new]
+    assert room.tier.evicted == [4]
+
+
+def test_late_comers_below_the_horizon_are_merged_in(monkeypatch) -> None:
+    """A batch of victims was chosen; what becomes evictable later and is older goes before it."""
+    monkeypatch.setattr(kvkeep.tier, "_SELECT", 0.5)
+    room = Room(8)
+    pages = [room.add(used) for used in (10, 20, 30, 40, 50, 60)]
+    room.tier.pin(0, ids(pages[1]))
+    assert room.evict(1) == [pages[0]]  # the batch: up to 50
+    room.tier.unpin(0, ids(pages[1]))
+    late = room.add(25)
+    assert room.evict(5) == [pages[1], late, *pages[2:5]]
+
+
+def test_what_was_used_since_it_was_chosen_is_passed_over(monkeypatch) -> None:
+    monkeypatch.setattr(kvkeep.tier, "_SELECT", 0.5)
+    room = Room(8)
+    pages = [room.add(used) for used in (1, 2, 3, 4, 5, 6)]
+    assert room.evict(1) == pages[:1]
+    room.table.used[0, pages[1]] = 99
+    assert room.evict(5) == [*pages[2:], pages[1]]
+
+
+def test_a_page_offered_twice_is_dropped_once(monkeypatch) -> None:
+    monkeypatch.setattr(kvkeep.tier, "_SELECT", 0.5)
+    room = Room(8)
+    pages = [room.add(used) for used in (1, 2, 3, 4, 5)]
+    assert room.evict(1) == pages[:1]
+    for _ in range(3):
+        room.tier.pin(0, ids(pages[2]))
+        room.tier.unpin(0, ids(pages[2]))
+    assert room.evict(8) == pages[1:]
+
+
+Action = st.tuples(st.sampled_from("apuse"), st.integers(0, 30), st.integers(0, 9))
+
+
+@settings(derandomize=True, database=None, deadline=None, max_examples=200)
+@given(st.lists(Action, max_size=40), st.sampled_from([0.1, 0.5, 1.0]))
+def test_victims_come_in_order(actions, select: float) -> None:
+    """Whatever is added, pinned, unpinned, used or evicted, eviction is a sort of all that may go.
+
+    Clocks only grow, as they do in the cache."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kvkeep.tier, "_SELECT", select)
+        _compare(actions)
+
+
+def _compare(actions) -> None:
+    room, live, clock = Room(12), {}, 0
+    for action, number, depth in actions:
+        page = sorted(live)[number % len(live)] if live else None
+        if action == "a" and room.tier.free_slots(0):
+            clock += 1
+            live[room.add(clock, depth)] = 0
+        elif action == "e":
+            table = room.table
+            order = sorted((p for p in live if not live[p]), key=lambda p: lru(table, 0, p))
+            gone = room.evict(number % 4)
+            assert gone == order[: number % 4]
+            for p in gone:
+                del live[p]
+        elif page is None:
+            continue
+        elif action == "p":
+            room.tier.pin(0, ids(page))
+            live[page] += 1
+        elif action == "u" and live[page]:
+            room.tier.unpin(0, ids(page))
+            live[page] -= 1
+        elif action == "s":
+            clock += 1
+            room.table.used[0, page] = clock
+    assert sorted(room.tier.resident(0).tolist()) == sorted(live)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda tier: tier._free[0].append(tier._free[0][0]), "free list"),
+        (lambda tier: tier._free[0].pop(), "leaked"),
+        (lambda tier: tier._owner[0].__setitem__(0, 3), "disagree"),
+        (lambda tier: tier._owner[0].__setitem__(tier._free[0][0], -2), "free list"),
+    ],
+    ids=["twice", "leak", "owner", "free and private"],
+)
+def test_check_sees_damage(spoil, message: str) -> None:
+    room = Room(3)
+    room.add(1)
+    room.tier.check()
+    spoil(room.tier)
+    with pytest.raises(InvariantError, match=message):
+        room.tier.check()

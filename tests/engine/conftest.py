@@ -1,0 +1,18 @@
+"""Models that all engine tests share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from rig import Pair, save_tokenizer
+from tiny_models import save_draft, save_target
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    """A tiny random Llama and a random draft for it."""
+    root: Path = tmp_path_factory.mktemp("tiny")
+    pair = Pair(save_target(root / "target", "Llama"), save_draft(root / "draft"))
+    save_tokenizer(pair.target)
+    return pair

@@ -1,0 +1,262 @@
+"""An engine whose turns a test takes itself, and looks into every byte that a request holds."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+import torch
+import xxhash
+from tokenizers import Tokenizer, decoders, models
+from torch import Tensor
+from transformers import PreTrainedTokenizerFast
+
+from kvkeep.engine.build import OpenStore, open_store
+from kvkeep.engine.config import EngineConfig
+from kvkeep.engine.core import Engine
+from kvkeep.engine.messages import Abort, Failed, Finished, Generate, Output, Reply, Sampling
+from kvkeep.engine.request import Sequence
+from kvkeep.media.memory import Memory
+
+DEMO = Path(str(resources.files("kvkeep.demo")))
+PATIENCE = 40.0  # seconds until a request that does not end is a failure
+
+
+class Pair(NamedTuple):
+    """Directories of a target and a draft that fits it."""
+
+    target: Path
+    draft: Path
+
+
+DEMO_PAIR = Pair(DEMO / "pair" / "target", DEMO / "pair" / "draft")
+
+
+@cache
+def demo_prompts() -> dict[str, list[list[int]]]:
+    prompts: dict[str, list[list[int]]] = json.loads((DEMO / "prompts.json").read_text())
+    return prompts
+
+
+def prompt(length: int, seed: int = 0) -> list[int]:
+    """Random tokens of a tiny model, none of them special."""
+    return np.random.default_rng([length, seed]).integers(3, 128, length).tolist()
+
+
+def save_tokenizer(directory: Path) -> None:
+    """Tokens of a tiny model: three special ones, single characters, and bytes of others."""
+    vocabulary = {word: i for i, word in enumerate(("<pad>", "<s>", "</s>"))}
+    for letter in map(chr, range(32, 127)):
+        vocabulary[letter] = len(vocabulary)
+    for byte in [*range(0x80, 0x97), 0x98, 0xA9, 0xAC, 0xC3, 0xE2, 0xF0, 0x9F]:
+        vocabulary[f"<0x{byte:02X}>"] = len(vocabulary)
+    assert len(vocabulary) == 128
+    tokenizer = Tokenizer(models.BPE(vocabulary, [], byte_fallback=True, unk_token="<pad>"))
+    tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="<pad>", bos_token="<s>", eos_token="</s>"
+    ).save_pretrained(directory)
+
+
+State = dict[str, Tensor]  # "draft.k.0" -> rows in order of position; "draft.carry.0" -> pages
+
+
+def _raw(rows: Tensor) -> Tensor:
+    return rows.contiguous().view(torch.uint8)
+
+
+def same(a: State, b: State) -> bool:
+    """Whether two states are the same to the byte."""
+    assert a.keys() == b.keys()
+    return all(torch.equal(_raw(a[name]), _raw(b[name])) for name in a)
+
+
+def close(a: State, b: State, atol: float = 1e-5) -> None:
+    """Insist that two states are the same up to rounding."""
+    assert a.keys() == b.keys()
+    for name in a:
+        torch.testing.assert_close(a[name], b[name], atol=atol, rtol=1e-4, msg=name)
+
+
+def part(state: State, first: int, last: int, page: int) -> State:
+    """Pages ``[first, last)``."""
+    return {
+        name: rows[first:last] if ".carry." in name else rows[first * page : last * page]
+        for name, rows in state.items()
+    }
+
+
+def digest(state: State) -> dict[str, int]:
+    return {name: xxhash.xxh3_64_intdigest(_raw(rows).numpy()) for name, rows in state.items()}
+
+
+@dataclass
+class Answer:
+    """What the engine said of one request."""
+
+    tokens: list[int] = field(default_factory=list)
+    text: str = ""
+    end: Finished | Failed | None = None
+    steps: list[dict[str, int]] = field(default_factory=list)  # digests after each step, if watched
+    state: State = field(default_factory=dict)  # after the last step, if watched
+
+    @property
+    def finished(self) -> Finished:
+        assert isinstance(self.end, Finished), self.end
+        return self.end
+
+    @property
+    def cached(self) -> Mapping[str, int]:
+        return self.finished.usage.cached_tokens
+
+    @property
+    def proposals(self) -> list[list[int]]:
+        assert self.finished.usage.proposals is not None
+        return self.finished.usage.proposals
+
+
+class Rig:
+    """Takes turns by hand, so whatever happens is the same each time. A context manager."""
+
+    def __init__(
+        self,
+        pair: Pair,
+        *,
+        draft: bool = True,
+        store: OpenStore = open_store,
+        watch: bool = False,
+        **options: Any,
+    ) -> None:
+        options = {"page_size": 16, "num_steps": 4, "device_tokens": 4096} | options
+        self.config = EngineConfig(
+            model=pair.target, draft=pair.draft if draft else None, **options
+        )
+        self.engine = Engine(self.config, store)
+        self.engine.listen(self._hear)
+        self.answers: dict[str, Answer] = {}
+        self.watch = watch
+        self.on_output: Callable[[Sequence], None] = lambda _: None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.engine.close()
+
+    def _hear(self, reply: Reply) -> None:
+        answer = self.answers[reply.id]
+        match reply:
+            case Output():
+                answer.tokens += reply.tokens
+                answer.text += reply.text
+                (seq,) = (seq for seq in self.engine.scheduler if seq.id == reply.id)
+                self.on_output(seq)
+                if self.watch:
+                    answer.state = self.state(seq)
+                    answer.steps.append(digest(answer.state))
+            case Finished() | Failed():
+                assert answer.end is None, "an answer ended twice"
+                answer.end = reply
+
+    def send(self, tokens: list[int], new: int = 16, **options: Any) -> str:
+        """Ask for ``new`` tokens; options of Sampling and Generate. Returns the request's id."""
+        names = set(Sampling.__struct_fields__) & options.keys()
+        sampling = {"temperature": 0.0, "max_tokens": new, "ignore_eos": True}
+        sampling |= {name: options.pop(name) for name in names}
+        options = {"report_proposals": True} | options
+        name = f"r{len(self.answers)}"
+        self.answers[name] = Answer()
+        self.engine.send(Generate(id=name, tokens=tokens, sampling=Sampling(**sampling), **options))
+        return name
+
+    def abort(self, name: str) -> None:
+        """No reply comes; the answer counts as ended."""
+        self.engine.send(Abort(name))
+        self.answers[name].end = self.answers[name].end or Failed(name, "Aborted", "")
+
+    def turns(self) -> Iterator[int]:
+        """Take turns while a request runs; yields after each."""
+        end, turn = time.monotonic() + PATIENCE, 0
+        while any(answer.end is None for answer in self.answers.values()):
+            assert time.monotonic() < end, "a request does not end"
+            self.engine.turn()
+            yield turn
+            turn += 1
+
+    def run(self, *names: str) -> list[Answer]:
+        """Until all requests have ended; the answers to ``names``."""
+        for _ in self.turns():
+            pass
+        return [self.answers[name] for name in names]
+
+    def ask(self, tokens: list[int], new: int = 16, **options: Any) -> Answer:
+        """One request, alone."""
+        return self.run(self.send(tokens, new, **options))[0]
+
+    def settle(self) -> None:
+        """Until nothing moves."""
+        assert self.engine.cache.drain(PATIENCE)
+
+    def evict(self, *tiers: str) -> None:
+        self.settle()
+        for tier in tiers:
+            self.engine.cache.evict(tier)
+
+    @property
+    def pools(self) -> dict[str, dict[str, list[Tensor]]]:
+        """The device's, by group and component."""
+        media = self.engine.cache.media
+        assert isinstance(media, Memory)
+        return media.pools
+
+    def state(self, seq: Sequence) -> State:
+        """All that it has computed, read through its block tables: rows, and a carry per page."""
+        assert seq.lease is not None
+        found = {}
+        for group, components in self.pools.items():
+            pages = -(-seq.computed // self.engine.info.page_tokens)
+            slots = torch.from_numpy(seq.lease.slots(group)[:pages])
+            for name, pools in components.items():
+                for layer, pool in enumerate(pools):
+                    kept = pool.index_select(0, slots)
+                    rows = kept if name == "carry" else kept.flatten(0, 1)[: seq.computed]
+                    found[f"{group}.{name}.{layer}"] = rows.clone()
+        return found
+
+    def figure(self, name: str) -> float:
+        """The sum of a figure over its labels."""
+        figures = self.engine.figures()
+        return sum(value for key, value in figures.items() if key.split("{")[0] == name)
+
+    def check_idle(self) -> None:
+        """Nothing runs, so nothing is held, and every slot is free or of a page that is there."""
+        self.engine.turn()  # whatever was aborted last
+        self.settle()
+        cache = self.engine.cache
+        cache.check()
+        figures = self.engine.figures()
+        assert figures["leases"] == figures["prefetches"] == 0
+        assert figures["running_requests"] == figures["waiting_requests"] == 0
+        assert figures.get("invariant_errors_total", 0) == 0
+        table = cache.residency.table
+        assert not table.holds.any()
+        assert not table.pins.any()
+        assert not table.dying.any()
+        for tier in (cache.residency.device, cache.residency.host):
+            for group in range(len(cache.schema.groups)):
+                used = len(tier.resident(group))
+                assert tier.private(group) == 0
+                assert used + tier.free_slots(group) == tier.capacity[group]

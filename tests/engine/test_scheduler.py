@@ -1,0 +1,233 @@
+"""Who runs when, and who suffers when something goes wrong."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence as Seq
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rig import Pair, Rig, prompt
+
+from kvkeep.engine.build import open_store
+from kvkeep.engine.config import EngineConfig
+from kvkeep.engine.core import Engine
+from kvkeep.engine.messages import Ask, Failed, Figures, Finished, Generate, Reply, Sampling
+from kvkeep.engine.request import Sequence
+from kvkeep.engine.runner import Advance, Work
+from kvkeep.schema import Closed, Key, Schema
+from kvkeep.stores.base import Store
+from kvkeep.testing.wrappers import WrapperStore
+
+
+def test_first_come_first_served(tiny: Pair) -> None:
+    for options in ({"max_running": 2}, {"device_tokens": 256}):
+        order: list[str] = []
+        with Rig(tiny, **options) as rig:
+            rig.on_output = lambda seq: order.append(seq.id)  # noqa: B023
+            names = [rig.send(prompt(64, i), 16) for i in range(8)]
+            rig.run()
+            assert list(dict.fromkeys(order)) == names
+            assert rig.figure("preemptions_total") == 0
+
+
+def test_whatever_fits_alone_is_served(tiny: Pair) -> None:
+    """Prompt and new tokens as many as the whole pool takes, among others of all sizes."""
+    for draft in (True, False):
+        with Rig(tiny, draft=draft, device_tokens=160, chunked_prefill_size=48) as rig:
+            most = rig.engine.info.context_length
+            names = [
+                rig.send(prompt(length, i), most - length)
+                for i, length in enumerate((most - 1, 16, most // 2, 15, most - 17, 1))
+            ]
+            answers = rig.run(*names)
+            assert all(answer.finished.reason == "length" for answer in answers)
+            assert rig.figure("preemptions_total") > 0
+            rig.check_idle()
+
+
+def test_a_long_prompt_does_not_stop_the_others(tiny: Pair) -> None:
+    with Rig(tiny, draft=False, chunked_prefill_size=32) as rig:
+        short = rig.send(prompt(10), 60)
+        for turn in rig.turns():
+            if turn == 5:
+                long = rig.send(prompt(800), 4)
+            made = len(rig.answers[short].tokens)
+            assert made >= min(turn, 60)  # one a turn, the long one's 25 chunks notwithstanding
+            if turn == 20:
+                assert not rig.answers[long].tokens
+        assert len(rig.answers[long].tokens) == 4
+
+
+def test_prompts_under_way_count_in_full(tiny: Pair) -> None:
+    """Nobody is let in on room that the chunks of an earlier prompt are yet to take."""
+    with Rig(tiny, draft=False, device_tokens=1200, chunked_prefill_size=64) as rig:
+        rig.run(*[rig.send(prompt(300, i), 16) for i in range(12)])
+        assert rig.figure("preemptions_total") == 0
+        assert rig.figure("step_sequences_total") > 2 * rig.figure("steps_total")
+
+
+class Gate(WrapperStore):
+    """Reads wait until it is opened."""
+
+    def __init__(self, inner: Store) -> None:
+        super().__init__(inner)
+        self.open = threading.Event()
+        self.waiting = threading.Event()
+
+    def read(self, keys: Seq[Key], out: Seq[memoryview]) -> list[bool]:
+        self.waiting.set()
+        self.open.wait()
+        return super().read(keys, out)
+
+
+def test_a_slow_prefetch_lets_others_pass(tiny: Pair, tmp_path: Path) -> None:
+    gates: list[Gate] = []
+
+    def gated(config: EngineConfig, schema: Schema) -> Store:
+        store = open_store(config, schema)
+        assert store is not None
+        gates.append(Gate(store))
+        return gates[0]
+
+    stored, new = prompt(100), prompt(12)
+    with Rig(tiny, storage_dir=tmp_path) as rig:
+        expected = rig.ask(stored).tokens
+    with Rig(tiny, storage_dir=tmp_path, store=gated) as rig:
+        slow, fast = rig.send(stored), rig.send(new)
+        for _ in rig.turns():
+            if rig.answers[fast].end and not gates[0].open.is_set():
+                assert gates[0].waiting.wait(10)
+                assert not rig.answers[slow].tokens
+                gates[0].open.set()
+        assert rig.answers[slow].tokens == expected
+        assert rig.answers[slow].cached["storage"] == 96
+        rig.check_idle()
+
+
+def test_preemption_keeps_whole_pages(tiny: Pair) -> None:
+    """With a host tier, a preempted request computes no more than a page and a chunk again."""
+    with Rig(tiny, device_tokens=192, chunked_prefill_size=32) as rig:
+        seen: list[Sequence] = []
+        rig.on_output = lambda seq: seen.append(seq) if seq not in seen else None
+        for i in range(8):
+            rig.send(prompt(20 + i), 60)
+        rig.run()
+        preemptions = rig.figure("preemptions_total")
+        assert preemptions == sum(seq.preemptions for seq in seen) > 0
+        assert rig.figure("recomputed_tokens_total") <= 2 * 16 * preemptions
+
+
+class Fails:
+    """A runner that refuses steps with a certain request in it."""
+
+    def __init__(self, inner: Any, name: str) -> None:
+        self._inner, self._name = inner, name
+
+    def step(self, work: Seq[Work]) -> list[Advance]:
+        if any(one.seq.id == self._name and one.seq.generated >= 3 for one in work):
+            self._inner.step(work)
+            raise RuntimeError("out of luck")
+        found: list[Advance] = self._inner.step(work)
+        return found
+
+
+def test_a_failed_step_fails_those_in_it_only(tiny: Pair) -> None:
+    with Rig(tiny, max_running=2) as rig:
+        expected = [rig.ask(prompt(50, i), namespace="expected").tokens for i in range(4)]
+        names = [rig.send(prompt(50, i)) for i in range(4)]
+        rig.engine._runner = Fails(rig.engine._runner, names[0])  # type: ignore[assignment]
+        answers = rig.run(*names)
+        for answer in answers[:2]:
+            assert isinstance(answer.end, Failed)
+            assert answer.end.kind == "RuntimeError"
+        assert [answer.tokens for answer in answers[2:]] == expected[2:]
+        rig.check_idle()
+        again = rig.run(*[rig.send(prompt(50, i)) for i in range(2)])
+        assert [answer.tokens for answer in again] == expected[:2]
+
+
+class Babel:
+    """A tokenizer whose text cannot be had."""
+
+    @property
+    def backend_tokenizer(self) -> Any:
+        raise LookupError("no such language")
+
+
+def test_a_request_that_breaks_something_breaks_itself_only(tiny: Pair) -> None:
+    with Rig(tiny) as rig:
+        good = rig.send(prompt(40))
+        bad = rig.send(prompt(40, 1), namespace="\ud800")
+        rig.run()
+        assert rig.answers[good].finished.reason == "length"
+        assert isinstance(rig.answers[bad].end, Failed)
+        good = rig.send(prompt(41))
+        for turn in rig.turns():
+            if turn == 3:
+                rig.engine.tokenizer, kept = Babel(), rig.engine.tokenizer
+                bad = rig.send(prompt(40, 1))
+            if turn == 6:
+                rig.engine.tokenizer = kept
+        assert rig.answers[good].finished.reason == "length"
+        assert isinstance(rig.answers[bad].end, Failed)
+        rig.check_idle()
+
+
+@pytest.mark.parametrize(
+    ("tokens", "kind"),
+    [
+        ([], "RequestError"),
+        ([3, 128], "RequestError"),
+        ([-1], "RequestError"),
+        (prompt(300), "PromptTooLong"),
+    ],
+)
+def test_bad_requests_are_refused_at_the_door(tokens: list[int], kind: str, tiny: Pair) -> None:
+    with Rig(tiny, device_tokens=256) as rig:
+        answer = rig.ask(tokens)
+        assert isinstance(answer.end, Failed)
+        assert answer.end.kind == kind
+        assert rig.ask(prompt(20)).finished.usage.completion_tokens == 16
+        rig.check_idle()
+
+
+def test_new_tokens_end_with_the_context(tiny: Pair) -> None:
+    with Rig(tiny, device_tokens=256, context_length=100) as rig:
+        assert len(rig.ask(prompt(90), 50).tokens) == 10
+
+
+def generate(name: str, new: int = 10**6) -> Generate:
+    sampling = Sampling(temperature=0.0, max_tokens=new, ignore_eos=True)
+    return Generate(id=name, tokens=prompt(20), sampling=sampling)
+
+
+@pytest.mark.parametrize("started", [True, False])
+def test_closing_answers_everybody(started: bool, tiny: Pair) -> None:
+    engine = Engine(EngineConfig(model=tiny.target, draft=tiny.draft, page_size=16))
+    replies: list[Reply] = []
+    running = threading.Event()
+
+    def hear(reply: Reply) -> None:
+        replies.append(reply)
+        running.set()
+
+    engine.listen(hear)
+    names = [f"r{i}" for i in range(8)]
+    engine.send(generate(names[0]))
+    if started:
+        engine.start()
+        assert running.wait(30)
+    for name in names[1:]:
+        engine.send(generate(name))
+    engine.send(Ask("ask"))
+    engine.close()
+    engine.close()
+    ends = {reply.id: reply for reply in replies if isinstance(reply, Failed | Figures)}
+    assert sorted(ends) == ["ask", *names]
+    failed = [reply for reply in ends.values() if isinstance(reply, Failed)]
+    assert {reply.kind for reply in failed} == {"Closed"}
+    assert not any(isinstance(reply, Finished) for reply in replies)
+    with pytest.raises(Closed):
+        engine.send(Ask("late"))
