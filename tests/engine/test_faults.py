@@ -310,8 +310,8 @@ def test_what_does_not_fit(tiny: Pair, tmp_path: Path) -> None:
         engine(draft=tiny.target)
     with pytest.raises(DraftMismatch):
         engine(draft=save_draft(tmp_path / "draft", hidden_size=32))
-    with pytest.raises(UnsupportedModel, match="sliding"):
-        engine(save_target(tmp_path / "window", "Mistral", sliding_window=64, head_dim=16))
+    with pytest.raises(UnsupportedModel, match="jamba"):
+        engine(save_target(tmp_path / "jamba", "Jamba", mamba_dt_rank=4))
     with pytest.raises(ConfigError, match="context"):
         engine(context_length=100_000)
     with pytest.raises(ConfigError, match="does not hold"):
