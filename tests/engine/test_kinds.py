@@ -12,7 +12,7 @@ PAGE, PROMPT = 8, prompt(100)
 HIT = 96  # tokens of whole pages, one token left to compute
 
 
-@pytest.fixture(scope="module", params=["gemma3", "mistral", "deepseek-v3", "qwen3-next", "lfm2"])
+@pytest.fixture(scope="module", params=["gemma3", "mistral", "deepseek-v3", "qwen3-next"])
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
     root: Path = tmp_path_factory.mktemp(request.param)
     family, options = KINDS[request.param]
