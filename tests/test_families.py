@@ -260,9 +260,7 @@ def test_features_are_layer_outputs(family: Family) -> None:
         torch.testing.assert_close(features, torch.cat(expected), atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("chunk", CHUNKS)
-def test_tokens_do_not_depend_on_chunks_batches_or_drafts(family: Family, chunk: int) -> None:
-    batch, drafted = BATCHES[(family.index + CHUNKS.index(chunk)) % len(BATCHES)]
+def check_tokens(family: Family, chunk: int, batch: int, drafted: bool) -> None:
     bench = Bench(family.target, Script() if drafted else None, seed=chunk)
     pairs = list(zip(LENGTHS, family.texts, strict=True))[:batch]
     seqs = [bench.sequence(text[:length], text) for length, text in pairs]
@@ -272,6 +270,19 @@ def test_tokens_do_not_depend_on_chunks_batches_or_drafts(family: Family, chunk:
         assert rounds * 2 < emitted < rounds * STEPS  # whole chains are accepted, and broken ones
     else:
         assert rounds == 0
+
+
+@pytest.mark.parametrize("chunk", CHUNKS)
+def test_tokens_do_not_depend_on_chunks_batches_or_drafts(family: Family, chunk: int) -> None:
+    """Any two of family, chunk, batch and draft meet."""
+    check_tokens(family, chunk, *BATCHES[(family.index + CHUNKS.index(chunk)) % len(BATCHES)])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("batch", "drafted"), BATCHES)
+@pytest.mark.parametrize("chunk", [3, *CHUNKS])
+def test_tokens_of_every_combination(family: Family, chunk: int, batch: int, drafted: bool) -> None:
+    check_tokens(family, chunk, batch, drafted)
 
 
 @pytest.mark.parametrize(("new", "pages"), [(4, 5), (NEW, 7)], ids=["prefill", "decode"])

@@ -214,7 +214,7 @@ def generate(directory: Path, prompts: list[list[int]], new: int = NEW) -> list[
 LENGTHS = (1, 5, 16, 17, 40, 64, 100, 33)
 
 
-@pytest.mark.parametrize("kind", ["llama", "gemma3", "deepseek-v3", "qwen3-next"])
+@pytest.mark.parametrize("kind", ["llama", "qwen3-next"])
 def test_greedy_output_equals_generate(kind: str, tmp_path: Path) -> None:
     family, options = KINDS[kind]
     directory = save_target(tmp_path / "target", family, **options)

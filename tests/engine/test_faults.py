@@ -313,6 +313,8 @@ def test_what_does_not_fit(tiny: Pair, tmp_path: Path) -> None:
     rope = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
     with pytest.raises(UnsupportedModel, match="'dynamic'"):
         engine(save_target(tmp_path / "rope", "Llama", rope_parameters=rope))
+    with pytest.raises(UnsupportedModel, match="jamba"):
+        engine(save_target(tmp_path / "jamba", "Jamba", mamba_dt_rank=4))
     with pytest.raises(ConfigError, match="context"):
         engine(context_length=100_000)
     with pytest.raises(ConfigError, match="does not hold"):

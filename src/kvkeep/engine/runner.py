@@ -1,4 +1,4 @@
-"""One step of the engine: propose, one packed target pass, draw, accept, rebuild draft rows."""
+"""One step of the engine: propose, run the target, draw, accept, rebuild draft rows."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Runner:
     def step(self, work: Seq[Work]) -> list[Advance]:
         """Run ``work`` and update its sequences: tokens, ``computed``, ``hidden``, counts.
 
-        Prefill chunks, single tokens and verify rows share one packed pass.
+        Prefill chunks, single tokens and verify rows go to the target at once.
 
         Args:
             work: at least one; each of another sequence.
