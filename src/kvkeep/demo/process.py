@@ -53,6 +53,16 @@ class Server:
                     self._settled.set()
         self._settled.set()
 
+    @property
+    def pid(self) -> int:
+        """Of the server's process."""
+        return self._process.pid
+
+    @property
+    def url(self) -> str:
+        """Where it listens; after :meth:`wait`."""
+        return self._url or ""
+
     def wait(self) -> None:
         """Until it is ready.
 
