@@ -132,7 +132,8 @@ def serve(
         str, option(STORAGE, "What a request waits for: wait_complete, for all that storage has.")
     ] = "wait_complete",
     speculative_algorithm: Annotated[
-        Literal["EAGLE3"] | None, option(SPECULATION, "Kind of draft. Default: the draft's own.")
+        Literal["EAGLE", "EAGLE3", "NEXTN", "STANDALONE"] | None,
+        option(SPECULATION, "As in SGLang. What the draft is, its own config says."),
     ] = None,
     speculative_num_steps: Annotated[
         int, option(SPECULATION, "Tokens that the draft proposes per round.")

@@ -1,4 +1,4 @@
-"""Every kind of state through the real cache: three tiers, a hit in the middle, a full device."""
+"""Every kind of state through the real cache: three tiers, partial losses, a full device."""
 
 from __future__ import annotations
 
@@ -8,37 +8,75 @@ import pytest
 from rig import Pair, Rig, prompt, save_tokenizer
 from tiny_models import KINDS, save_draft, save_target
 
-PAGE, PROMPT = 8, prompt(100)
+PAGE, PROMPT, NEW = 8, prompt(100), 16
 HIT = 96  # tokens of whole pages, one token left to compute
+CASES = [
+    pytest.param(kind, (17, 512, 1)[i % 3], i % 2 == 0, id=f"{kind}-{(17, 512, 1)[i % 3]}")
+    for i, kind in enumerate(KINDS)
+]  # each kind in one cell of chunk and draft; the runner's tests have the whole product
 
 
-@pytest.fixture(scope="module", params=["gemma3", "mistral", "deepseek-v3", "qwen3-next"])
-def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
-    root: Path = tmp_path_factory.mktemp(request.param)
-    family, options = KINDS[request.param]
+def make_pair(kind: str, root: Path) -> Pair:
+    family, options = KINDS[kind]
     pair = Pair(save_target(root / "target", family, **options), save_draft(root / "draft"))
     save_tokenizer(pair.target)
     return pair
 
 
-def test_a_prefix_comes_back_from_every_tier(pair: Pair, tmp_path: Path) -> None:
-    options = {"page_size": PAGE, "storage_dir": tmp_path}
+@pytest.mark.parametrize(("kind", "chunk", "draft"), CASES)
+def test_a_prefix_comes_back_from_every_tier(
+    kind: str, chunk: int, draft: bool, tmp_path: Path
+) -> None:
+    pair = make_pair(kind, tmp_path)
+    options = {
+        "draft": draft,
+        "page_size": PAGE,
+        "chunked_prefill_size": chunk,
+        "storage_dir": tmp_path / "storage",
+    }
+    batch = [PROMPT[: 30 + 9 * i] + prompt(5, seed=i) for i in range(7)]
     with Rig(pair, **options) as rig:
-        cold = rig.ask(PROMPT, 24)
-        found = [("device", rig.ask(PROMPT, 24))]
+        cold = rig.ask(PROMPT, NEW)
+        apart = [rig.ask(one, NEW).tokens for one in batch]
+        found = [("device", rig.ask(PROMPT, NEW))]
         rig.evict("device")
-        found.append(("host", rig.ask(PROMPT, 24)))
+        found.append(("host", rig.ask(PROMPT, NEW)))
         rig.check_idle()
     with Rig(pair, **options) as rig:
-        found.append(("storage", rig.ask(PROMPT, 24)))
+        together = rig.run(*[rig.send(one, NEW) for one in (PROMPT, *batch)])
+        found.append(("storage", together[0]))
+        assert [answer.tokens for answer in together[1:]] == apart
         rig.check_idle()
     for tier, answer in found:
         assert answer.cached == {"device": 0, "host": 0, "storage": 0} | {tier: HIT}
         assert answer.tokens == cold.tokens
-        assert answer.proposals == cold.proposals
+        assert not draft or answer.proposals == cold.proposals
 
 
-def test_a_full_device_changes_no_token(pair: Pair) -> None:
+@pytest.mark.parametrize(("kind", "chunk", "draft"), CASES)
+def test_what_is_partly_lost_shortens_a_hit_and_changes_no_token(
+    kind: str, chunk: int, draft: bool, tmp_path: Path
+) -> None:
+    """Pages of one group after the other leave the device, then both memory tiers."""
+    pair = make_pair(kind, tmp_path)
+    with Rig(pair, draft=draft, page_size=PAGE, chunked_prefill_size=chunk) as rig:
+        cold = rig.ask(PROMPT, NEW)
+        residency = rig.engine.cache.residency
+        for tiers in ((residency.device,), (residency.device, residency.host)):
+            for group in range(len(residency.schema.groups)):
+                rig.settle()
+                for tier in tiers:
+                    residency.evict(tier, group, 5)
+                answer = rig.ask(PROMPT, NEW)
+                assert answer.tokens == cold.tokens
+                if tiers == (residency.device,):
+                    assert sum(answer.cached.values()) == HIT  # the host has what went
+        rig.check_idle()
+
+
+@pytest.mark.parametrize("kind", ["gemma3", "mistral", "deepseek-v3", "qwen3-next"])
+def test_a_full_device_changes_no_token(kind: str, tmp_path: Path) -> None:
+    pair = make_pair(kind, tmp_path)
     prompts = [PROMPT[: 30 + 7 * i] + prompt(20, seed=i) for i in range(6)]
     with Rig(pair, page_size=PAGE) as rig:
         expected = [rig.ask(one, 48).tokens for one in prompts]
