@@ -145,6 +145,8 @@ class Group:
             raise ConfigError(f"group {self.name!r} has no components")
         if self.tail is not None and self.tail < 1:
             raise ConfigError(f"group {self.name!r}: tail must be at least 1, or None")
+        if self.working and self.tail is None:
+            raise ConfigError(f"group {self.name!r}: snapshots cannot serve every page; set a tail")
 
     def needed(self, pages: int) -> range:
         """Pages of this group that make pages ``[0, pages)`` usable."""
