@@ -80,7 +80,7 @@ class Cache:
         self._table, self._tree = self.residency.table, self.residency.tree
         self._device, self._host = self.residency.device, self.residency.host
         self._slots = DeviceSlots(self.residency, self.policy)
-        self._backup = Backup(self.residency, self.transfers, self.counts)
+        self._backup = Backup(self.residency, self.transfers, self.policy, self.counts)
         self._prefetcher = Prefetcher(self.residency, self.transfers, self.policy, self.counts)
         self._apply: dict[str, Callable[[Ticket], None]] = {
             LOAD: self._loaded,
@@ -121,6 +121,7 @@ class Cache:
         namespace: str = "",
         chunk: int = 0,
         prefetch: Prefetch | None = None,
+        priority: int = 0,
     ) -> Lease | None:
         """Match, pin, start loading, and reserve device slots for the first chunk.
 
@@ -131,6 +132,7 @@ class Cache:
             tokens: ``[n]`` int32, everything known of the sequence, at least one token.
             chunk: tokens to be computed after the hit in the first step.
             prefetch: what :meth:`prefetch` gave for it; closed if the lease is granted.
+            priority: 0 to 255; pages of the lowest go first where eviction is by priority.
         """
         self._check_open()
         path = self._tree.match(namespace, self._raw(tokens))
@@ -139,7 +141,7 @@ class Cache:
         explanation = Explanation(limited_by=self._limit(present, pages))
         known, path = len(path), path[:pages]
         fresh = self._pages(min(len(tokens), pages * self.schema.page_tokens + chunk)) - pages
-        lease = Lease(namespace, path, {}, explanation=explanation)
+        lease = Lease(namespace, path, {}, explanation=explanation, priority=priority)
         self._table.hold(path)
         self._leases[lease.serial] = lease
         if any(group.working for group in self.schema.groups):
@@ -154,6 +156,7 @@ class Cache:
         self._trace(lease, prefetch.fetched if prefetch else _NONE)
         if pages:
             self._stamp(path)
+            self._rank(lease)
             self._count_hit(path)
             self._touch_storage(path)
         self._load(lease, moves)
@@ -253,6 +256,7 @@ class Cache:
         lease.path = np.concatenate((path, fresh))
         self._table.hold(lease.path[first:])
         self._stamp(lease.path)
+        self._rank(lease)
         for g, group in enumerate(self.schema.groups):
             share = lease.shares[group.name]
             if share.whole:
@@ -291,6 +295,7 @@ class Cache:
             self._device.publish(move.group, move.pages[move.landed])
             self._host.unpin(move.group, move.pages)
             self.residency.drop(self._device, move.group, move.pages[~move.landed])
+            self._backup.loaded(move.group, move.pages[move.landed])
             self.counts["missed_loads_total"] += int(np.count_nonzero(~move.landed))
         for lease in ticket.waiters:
             lease.waiting -= 1
@@ -363,6 +368,11 @@ class Cache:
     def _pages(self, tokens: int) -> int:
         return -(-tokens // self.schema.page_tokens)
 
+    def _rank(self, lease: Lease) -> None:
+        """Its whole path is as important as the request."""
+        ranks = self._table.priority
+        ranks[lease.path] = np.maximum(ranks[lease.path], lease.priority)
+
     def _stamp(self, path: Ids) -> None:
         """Everything that a hit on ``path`` needs was needed now; one clock value for all."""
         now = self._table.tick()
@@ -371,10 +381,12 @@ class Cache:
 
     def _count_hit(self, path: Ids) -> None:
         """A hit ended here. Where many do, a tail stays when longer requests slide past it."""
+        self._table.reused[path] += 1
         for g, group in enumerate(self.schema.groups):
+            tail = path[group.needed(len(path)).start :]
             if group.tail is not None:
-                tail = path[group.needed(len(path)).start :]
                 self._table.hits[g, tail] = np.minimum(self._table.hits[g, tail] + 1, MANY)
+            self._backup.hit(g, tail)
 
     def _touch_storage(self, path: Ids) -> None:
         """Tell storage of a hit in any tier, ancestors last."""
@@ -426,6 +438,11 @@ class Cache:
         if name not in TIERS:
             raise RequestError(f"no memory tier is called {name!r}: there are {', '.join(TIERS)}")
         return (self._device, self._host)[TIERS.index(name)]
+
+    @property
+    def making_room(self) -> bool:
+        """Device slots will be free, without anybody's doing, when copies under way have landed."""
+        return self._backup.leaving
 
     @property
     def idle(self) -> bool:

@@ -117,8 +117,21 @@ def serve(
         ),
     ] = "strict",
     hicache_write_policy: Annotated[
-        str, option(STORAGE, "When pages go down a tier: write_through, as soon as computed.")
+        str,
+        option(
+            STORAGE,
+            "When pages go down a tier: write_through, as soon as computed; "
+            "write_through_selective, when hit twice; write_back, when the device evicts them.",
+        ),
     ] = "write_through",
+    eviction_policy: Annotated[
+        str,
+        option(
+            MEMORY,
+            "What goes first: lru, least recently used; lfu, least often hit; "
+            "priority, of the lowest priority.",
+        ),
+    ] = "lru",
     hicache_storage_backend: Annotated[
         Literal["file"] | None, option(STORAGE, "Where pages outlive the server.")
     ] = None,
@@ -174,6 +187,7 @@ def serve(
         storage_bytes=round(hicache_storage_size * GIB),
         prefetch_policy=hicache_storage_prefetch_policy,
         write_policy=hicache_write_policy,
+        eviction=eviction_policy,
         missing=missing_policy,
         chunked_prefill_size=chunked_prefill_size,
         max_running=max_running_requests,

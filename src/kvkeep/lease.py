@@ -54,6 +54,7 @@ class Lease:
     lasting: frozenset[int] = frozenset()  # those of them that hits are expected to end at
     waiting: int = 0  # transfers this lease still waits for
     explanation: Explanation = field(default_factory=Explanation)
+    priority: int = 0  # of its pages, where eviction is by priority
     detached: bool = False  # its path left the tree: what it computes stays private
     released: bool = False
     serial: int = field(default_factory=_serial.__next__)

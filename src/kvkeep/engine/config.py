@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 
+from ..policy import EVICTION, WRITE
 from ..schema import ConfigError
 
 GIB = 1 << 30
@@ -36,7 +37,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     storage_dir: Path | None = None  # None: no storage tier
     storage_bytes: int = 16 * GIB  # one quota over everything in storage_dir
     prefetch_policy: str = "wait_complete"
-    write_policy: str = "write_through"
+    write_policy: str = "write_through"  # one of policy.WRITE
+    eviction: str = "lru"  # a name in policy.EVICTION
     missing: str = "strict"  # "strict", "lenient"; "stale" is a measuring control, never safe
     chunked_prefill_size: int = 512  # tokens of prefill per step
     max_running: int = 64  # requests
@@ -50,7 +52,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             "kv_dtype": ("auto", "float32", "bfloat16", "float16", "fp8_e4m3"),
             "device": ("auto", "cpu", "cuda"),
             "prefetch_policy": ("wait_complete",),
-            "write_policy": ("write_through",),
+            "write_policy": WRITE,
+            "eviction": tuple(EVICTION),
             "missing": ("strict", "lenient", "stale"),
         }
         for name, allowed in choices.items():
