@@ -139,6 +139,8 @@ class Backup:
     def _next_save(self, group: int) -> Move | None:
         residency, table = self._residency, self._residency.table
         waiting = self._take(self._unsaved, group)
+        if not len(waiting):
+            return None
         at_host = table.where(HOST, group, waiting, Residence.LIVE)
         self._unwritten[group].append(waiting[at_host])
         waiting = waiting[~at_host]
@@ -171,6 +173,8 @@ class Backup:
     def _next_write(self, group: int) -> Move | None:
         residency, table = self._residency, self._residency.table
         waiting = self._take(self._unwritten, group)
+        if not len(waiting):
+            return None
         if not self._transfers.storage:
             self._give_up("unwritten_pages_total", waiting)
             return None

@@ -135,6 +135,8 @@ class Cache:
             priority: 0 to 255; pages of the lowest go first where eviction is by priority.
         """
         self._check_open()
+        if not 0 <= priority <= 255:
+            raise RequestError(f"priority must be from 0 to 255, not {priority}")
         path = self._tree.match(namespace, self._raw(tokens))
         present = self.residency.present(path)
         pages = self.schema.usable(present, self.policy.missing == "strict")

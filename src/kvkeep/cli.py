@@ -211,6 +211,51 @@ def demo(
         raise typer.Exit(1)
 
 
+def pages(text: str) -> int | None:
+    """A number of pages; None for "inf"."""
+    if text == "inf":
+        return None
+    if not text.isdecimal() or int(text) < 1:
+        raise typer.BadParameter(f"{text!r} is neither a number of pages, 1 or more, nor inf")
+    return int(text)
+
+
+@app.command()
+def replay(
+    traces: Annotated[
+        list[Path], typer.Argument(metavar="TRACE...", help="Traces: .jsonl, .jsonl.xz.")
+    ],
+    device_pages: Annotated[
+        str, typer.Option(help="Pages that the device holds; inf: all there are.", metavar="N|inf")
+    ] = "inf",
+    host_pages: Annotated[int, typer.Option(help="Pages that the host holds.", min=0)] = 0,
+    storage_pages: Annotated[int, typer.Option(help="Pages that storage holds.", min=0)] = 0,
+    write_policy: Annotated[
+        str, typer.Option(help="write_through, write_through_selective or write_back.")
+    ] = "write_through",
+    eviction: Annotated[str, typer.Option(help="lru, lfu or priority.")] = "lru",
+    together: Annotated[
+        bool, typer.Option("--together", help="Replay all files as one stream, in this order.")
+    ] = False,
+    json: Annotated[Path | None, typer.Option(help="Also write the figures to this file.")] = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option(help="Also draw hits against device pages, for every eviction order."),
+    ] = None,
+) -> None:
+    """Tell what would be hit: replay traces on the real cache, without a model or any bytes.
+
+    A page is a block of the trace. Each file has a cache of its own, unless --together.
+    """
+    from .policy import Policy, eviction_order
+    from .sim.replay import Capacity
+    from .sim.run import run
+
+    capacity = Capacity(pages(device_pages), host_pages, storage_pages)
+    policy = Policy(eviction_order(eviction), write=write_policy)
+    run(traces, capacity, policy, together, json, plot)
+
+
 @app.command()
 def sizes(
     configs: Annotated[list[Path], typer.Argument(metavar="CONFIG...", help="config.json files.")],

@@ -60,6 +60,18 @@ EVICTION: dict[str, Order] = {"lru": lru, "lfu": lfu, "priority": priority}
 is made; it may read any column of the table. What is counted for whole paths at once is leaf-first
 by itself; what is not must take the maximum over a page and its descendants."""
 
+
+def eviction_order(name: str) -> Order:
+    """The order of this name.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    if name not in EVICTION:
+        raise ConfigError(f"eviction must be one of {', '.join(EVICTION)}, not {name!r}")
+    return EVICTION[name]
+
+
 WRITE = ("write_through", "write_through_selective", "write_back")
 """When pages go down a tier: as soon as computed; when hit ``Policy.write_hits`` times; or when
 the device evicts them, which keeps the memory tiers exclusive."""

@@ -166,8 +166,15 @@ def _serve(cache: Cache, blocks: Ids, priority: int) -> None:
         cache.tick()
     lease = cache.admit(tokens, prefetch=prefetch, priority=priority)
     assert lease is not None  # it is alone, and no longer than the device
-    cache.tick()  # what was loaded has landed
+    _settle(cache)  # what is loaded lands
     cache.grow(lease, len(blocks))
     cache.commit(lease, blocks)
     cache.release(lease)
+    _settle(cache)
+
+
+def _settle(cache: Cache) -> None:
+    """Until nothing is on its way: what lands may set off more."""
     cache.tick()
+    while cache.transfers.pending:
+        cache.tick()

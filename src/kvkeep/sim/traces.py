@@ -11,7 +11,7 @@ import lzma
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import Annotated, BinaryIO, cast
 
 import msgspec
 import numpy as np
@@ -22,7 +22,7 @@ from ..schema import ConfigError
 
 class _Line(msgspec.Struct):
     hash_ids: list[int]
-    priority: int = 0
+    priority: Annotated[int, msgspec.Meta(ge=0, le=255)] = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Trace:
     """Requests, in order."""
 
     name: str
-    blocks: NDArray[np.int32]  # of all requests, one after another; ids are dense, from 0
+    blocks: NDArray[np.int32]  # of all requests, one after another; ids from 0, as they come
     ends: NDArray[np.int64]  # [requests]: where in ``blocks`` each ends
     priorities: list[int]  # of each request, 0 to 255
     distinct: int  # blocks that differ
@@ -59,14 +59,14 @@ def read_trace(files: Sequence[Path]) -> Trace:
         ConfigError: a file cannot be read, or a line is no request; the message says which.
     """
     lines = [line for file in files for line in _lines(file)]
-    ids = np.array([i for line in lines for i in line.hash_ids], dtype=np.int64)
-    distinct, blocks = np.unique(ids, return_inverse=True)
+    names: dict[int, int] = {}
+    blocks = [names.setdefault(name, len(names)) for line in lines for name in line.hash_ids]
     return Trace(
         name=", ".join(file.name for file in files),
-        blocks=blocks.astype(np.int32),
+        blocks=np.array(blocks, dtype=np.int32),
         ends=np.cumsum([len(line.hash_ids) for line in lines], dtype=np.int64),
         priorities=[line.priority for line in lines],
-        distinct=len(distinct),
+        distinct=len(names),
     )
 
 
@@ -79,5 +79,7 @@ def _lines(file: Path) -> Iterator[_Line]:
                 if line.strip():
                     yield decode(line)
                 number += 1
-    except (OSError, EOFError, lzma.LZMAError, msgspec.DecodeError) as error:
+    except OSError as error:
+        raise ConfigError(f"{file}: {error.strerror}") from error
+    except (EOFError, lzma.LZMAError, msgspec.DecodeError) as error:
         raise ConfigError(f"{file}, line {number}: {error}") from error
