@@ -212,25 +212,36 @@ WALKS = {
         Policy(write="write_back", missing="lenient"), FOUR, [8, 7, 6, 7], [5, 6, 0, 8],
     ),
     "back, ahead": (
-        Policy(write="write_back", write_ahead=0.4), FIVE, [9, 7, 4, 9, 7], [9, 8, 5, 9, 8],
+        Policy(write="write_back", write_ahead=0.2), FIVE, [14, 10, 6, 14, 10], [9, 8, 5, 9, 8],
     ),
-    "selective": (Policy(write="write_through_selective"), FOUR, [8, 7, 6, 8], [9, 8, 7, 9]),
+    "selective": (
+        Policy(write="write_through_selective", write_hits=1), FOUR, [8, 7, 6, 8], [9, 8, 7, 9],
+    ),
 }  # fmt: skip
+MIX = STEPS | {"demote": 2, "evict": 0.5, "empty": 0.3, "restart": 0.1, "arrive": 7, "run": 14}
+
+
+def walk(name: str, seed: int, steps: int = 150) -> Counter[str]:
+    rng = random.Random(seed)
+    w = world_of(*WALKS[name])
+    for step in rng.choices(list(MIX), list(MIX.values()), k=steps):
+        if step == "demote":  # as requests do, but more often
+            device = w.cache.residency.device
+            w.cache.residency.make_room(device, rng.choice(w.groups), rng.randrange(1, 6))
+        else:
+            one(w, step, rng)
+        w.check()
+    w.finish()
+    return w.happened
 
 
 @pytest.mark.parametrize("name", WALKS)
 def test_random_walks(name: str) -> None:
     happened: Counter[str] = Counter()
     for seed in range(12):
-        rng = random.Random(seed)
-        w = world_of(*WALKS[name])
-        for step in rng.choices(list(STEPS), list(STEPS.values()), k=120):
-            one(w, step, rng)
-            w.check()
-        w.finish()
-        happened += w.happened
-    for event in ("save lands", "loading", "evicted"):
-        assert happened[event]
+        happened += walk(name, seed)
+    for event in ("save lands", "loading", "hit", "committed", "evicted"):
+        assert happened[event], event
 
 
 # --- eviction
