@@ -109,7 +109,7 @@ class Cache:
     def ready(self, prefetch: Prefetch) -> bool:
         """Whether the prefetch policy lets the request be scheduled now. Nobody waits for storage
         that is out of order: what a call that hangs brings at last, it brings for others."""
-        return prefetch.done or self.transfers.breaker.open
+        return prefetch.done or self.transfers.breaker.open or self._prefetcher.late(prefetch)
 
     def cancel(self, prefetch: Prefetch) -> None:
         """The request is gone. Idempotent; what is being read arrives for others."""

@@ -142,7 +142,12 @@ def serve(
         float, option(STORAGE, "Quota in GiB over all that the directory holds.")
     ] = 16.0,
     hicache_storage_prefetch_policy: Annotated[
-        str, option(STORAGE, "What a request waits for: wait_complete, for all that storage has.")
+        str,
+        option(
+            STORAGE,
+            "What a request waits for: wait_complete, for all that storage has; best_effort, "
+            "for nothing; timeout, at most 1 s and 0.25 s per 1,000 tokens.",
+        ),
     ] = "wait_complete",
     speculative_algorithm: Annotated[
         Literal["EAGLE", "EAGLE3", "NEXTN", "STANDALONE"] | None,

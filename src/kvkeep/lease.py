@@ -4,6 +4,7 @@ long as it was. Only the cache changes them; everybody reads them on the schedul
 from __future__ import annotations
 
 import itertools
+import time
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -104,4 +105,5 @@ class Prefetch:
     queued: bool = False  # in line for host memory
     done: bool = False  # nothing more will come
     closed: bool = False
+    begun: float = field(default_factory=time.monotonic)  # seconds
     serial: int = field(default_factory=_serial.__next__)

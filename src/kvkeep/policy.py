@@ -76,6 +76,10 @@ WRITE = ("write_through", "write_through_selective", "write_back")
 """When pages go down a tier: as soon as computed; when hit ``Policy.write_hits`` times; or when
 the device evicts them, which keeps the memory tiers exclusive."""
 
+PREFETCH = ("wait_complete", "best_effort", "timeout")
+"""What a request waits for: all that storage has; nothing, it takes what has come when its turn
+comes; or all, but only so long. What comes later, comes for others."""
+
 
 @dataclass(frozen=True, slots=True)
 class Policy:
@@ -86,7 +90,9 @@ class Policy:
     """
 
     eviction: Order = lru
-    prefetch: str = "wait_complete"  # a request waits for its prefetch
+    prefetch: str = "wait_complete"  # one of PREFETCH
+    prefetch_seconds: float = 1.0  # that timeout waits at most, ...
+    prefetch_seconds_per_1k: float = 0.25  # ... and so much more per 1,000 tokens of the prompt
     write: str = "write_through"  # one of WRITE
     write_hits: int = 2  # of a page, until write_through_selective takes it down
     write_ahead: float = 0.02  # of device slots: what write_back keeps free, evicting early
@@ -102,7 +108,7 @@ class Policy:
         if self.write_hits < 1 or not 0 <= self.write_ahead < 1:
             raise ConfigError("write_hits must be at least 1, write_ahead in [0, 1)")
         for name, known in (
-            ("prefetch", ("wait_complete",)),
+            ("prefetch", PREFETCH),
             ("write", WRITE),
             ("missing", ("strict", "lenient", "stale")),
         ):

