@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+import kvkeep.tier
 from kvkeep import cli
 from kvkeep.policy import EVICTION, Policy
 from kvkeep.schema import ConfigError
@@ -133,10 +134,15 @@ def tree_walks(rng: random.Random, requests: int) -> list[list[int]]:
     return paths
 
 
+@pytest.mark.parametrize("select", [0.02, 0.4])
 @pytest.mark.parametrize("rank", ["lru", "lfu"])
-def test_random_traces_beside_a_slow_simulation(tmp_path: Path, rank: str) -> None:
+def test_random_traces_beside_a_slow_simulation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank: str, select: float
+) -> None:
+    """Also where victims are put in order many at a time, and change before they go."""
+    monkeypatch.setattr(kvkeep.tier, "_SELECT", select)
     rng = random.Random(5)
-    for _ in range(12):
+    for _ in range(8):
         trace = read_trace([write(tmp_path / "t.jsonl", tree_walks(rng, 120))])
         for capacity in (1, 5, 14, 40):
             result = replay(trace, Capacity(capacity), Policy(EVICTION[rank]))

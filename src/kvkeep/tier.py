@@ -206,7 +206,8 @@ class _Queue:
                 self._horizon = None
             good = self._tier.evictable(self._group, pages)
             good &= self._order(self._tier.table, self._group, pages) == keys
-            good[1:] &= pages[1:] != pages[:-1]  # offered twice: the same key, so side by side
+            same = (pages[1:] == pages[:-1]) & (keys[1:] == keys[:-1])
+            good[1:] &= ~same  # offered twice; side by side with another key, the older is stale
             if good.any():
                 return pages[good]
 
