@@ -17,7 +17,7 @@ demo: $(READY) ## watch a draft model keep its speed through a cache restore
 	@$(RUN) -m kvkeep demo
 
 test: $(READY) ## run the tests, with coverage of the cache
-	@$(RUN) -m pytest --cov --cov-report=term $(ARGS)
+	@$(RUN) -m pytest --numprocesses auto --dist loadfile --cov --cov-report=term $(ARGS)
 
 lint: $(READY) ## check format, style, types and the direction of imports
 	@$(RUN) -m ruff format --check --quiet

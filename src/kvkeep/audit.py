@@ -52,9 +52,10 @@ def count_owned(
         for g, group in enumerate(groups):
             share = lease.shares[group.name]
             private[g] += int(np.count_nonzero(share.owned)) + len(share.working)
-            at = np.flatnonzero((share.slots != NO_SLOT) & ~share.owned)
-            pins[DEVICE, g, lease.path[at]] += 1
-            if (table.slot[DEVICE, g, lease.path[at]] != share.slots[at]).any():
+            at = ((share.slots != NO_SLOT) & ~share.owned).nonzero()[0]
+            pages = lease.path[at]
+            pins[DEVICE, g][pages] += 1
+            if (table.slot[DEVICE, g][pages] != share.slots[at]).any():
                 raise InvariantError("a lease's slot is not its page's")
     for prefetch in prefetches:
         holds[prefetch.path] += 1

@@ -181,7 +181,8 @@ class Cache:
         for g, group in enumerate(self.schema.groups):
             need = self._pages(total)
             if group.tail is not None:
-                need = min(need, group.tail + 1 + self._pages(chunk)) + group.working
+                step = 0 if group.working else 1 + self._pages(chunk)  # snapshots need no room
+                need = min(need, group.tail + step) + group.working
             resident = self._device.resident(g)
             idle = np.count_nonzero(self._device.evictable(g, resident))
             shared = np.count_nonzero(self._table.pins[DEVICE, g, path])
@@ -411,13 +412,16 @@ class Cache:
         return None
 
     def _trace(self, lease: Lease, fetched: Ids) -> None:
-        """Note for each page of a hit the lowest tier that any group of it comes from."""
+        """Note for each page of a hit the lowest tier that any group of it comes from; for one
+        that no group needs any more, the lowest of all."""
         path = lease.path
-        above = np.ones(len(path), dtype=bool)
+        above, needed = np.ones(len(path), dtype=bool), np.zeros(len(path), dtype=bool)
         for g, group in enumerate(self.schema.groups):
             first = max(group.needed(len(path)).start, lease.shares[group.name].valid_from)
             above[first:] &= ~self._table.where(DEVICE, g, path[first:], Residence.ABSENT)
+            needed[first:] = True
         lease.origin = np.where(above, 0, np.where(np.isin(path, fetched), 2, 1))
+        lease.origin[~needed] = lease.origin.max(initial=0)
 
     def _explain(self, lease: Lease) -> None:
         """The hit is final: say, and count, where its tokens came from."""

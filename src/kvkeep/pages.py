@@ -154,14 +154,15 @@ class PageTable:
 
     def check(self) -> None:
         """Raise InvariantError unless all columns agree with each other."""
-        free = np.array(self._free, dtype=np.int64)
-        if len(np.unique(free)) != len(free):
+        free = np.bincount(np.array(self._free, dtype=np.int64), minlength=len(self.depth))
+        if free.max() > 1:
             raise InvariantError("a page id is free twice")
-        if (self.slot[:, :, free] != NO_SLOT).any() or self.holds[free].any():
+        empty = self.slot == NO_SLOT
+        if (free & (self.holds | ~empty.all(axis=(0, 1)))).any():
             raise InvariantError("a free page id has slots or holds")
-        if ((self.slot == NO_SLOT) != (self.state == Residence.ABSENT)).any():
+        if (empty != (self.state == Residence.ABSENT)).any():
             raise InvariantError("a slot without a state, or a state without a slot")
-        if (self.pins < 0).any() or (self.holds < 0).any():
+        if self.pins.min() < 0 or self.holds.min() < 0:
             raise InvariantError("negative pins or holds")
-        if (self.pins[self.state != Residence.LIVE] != 0).any():
+        if ((self.pins != 0) & (self.state != Residence.LIVE)).any():
             raise InvariantError("a page is pinned where its bytes are not there")

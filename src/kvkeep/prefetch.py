@@ -130,19 +130,25 @@ class Prefetcher:
         prefetch.queued = False
         table.hold(path)
         prefetch.path = path
+        loose = []
         for group in range(len(missing)):
             needed = self._needed(group, prefetch.reach)[: len(path)]
             live = path[table.where(HOST, group, path, Residence.LIVE) & needed]
-            if len(live) <= left[group]:  # more would keep everybody else from the host
+            if len(live) <= left[group]:
                 self._pin(prefetch, group, live)
                 self._claim(prefetch, group, len(live))
                 left[group] -= len(live)
+            else:  # to keep more would keep everybody else from the host
+                residency.host.pin(group, live)
+                loose.append((group, live))
         room = [
             min(cap, residency.make_room(residency.host, g, min(cap, count)))
             for g, (cap, count) in enumerate(
                 zip(left, self._wanted(prefetch.reach, missing), strict=True)
             )
         ]
+        for group, live in loose:  # not before: to make room must not end the path itself
+            residency.host.unpin(group, live)
         pages = prefetch.reach
         while pages and not self._fits(pages, missing, room):
             pages = self._usable([has[: pages - 1] for has in prefetch.present])

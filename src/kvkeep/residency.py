@@ -32,7 +32,8 @@ class Residency:
             if len(slots) != len(schema.groups) or min(slots) < 0:
                 raise ConfigError(f"{slots} slots for {len(schema.groups)} groups")
         self.schema = schema
-        self.table = PageTable(len(schema.groups))
+        most = max(device_slots) + max(host_slots) + 1  # pages, unless many have no slots
+        self.table = PageTable(len(schema.groups), min(1024, most))
         self.tree = Tree(schema.page_tokens)
         self.device = Tier(self.table, DEVICE, device_slots, order)
         self.host = Tier(self.table, HOST, host_slots, order)
@@ -153,9 +154,9 @@ class Residency:
                 raise InvariantError("a page of the tree can serve no hit")
         if any(self._empty(int(page)) for page in ids if not any(self._vital)):
             raise InvariantError("an empty page is still in the tree")
+        used = table.used[[g.tail is None for g in self.schema.groups]]
         for _, node in self.tree.walk():
             above = node.parent.ids[-1:] if node.parent else node.ids[:0]
-            line = table.used[:, np.concatenate((above, node.ids))]
-            whole = [g.tail is None for g in self.schema.groups]
-            if (np.diff(line[whole], axis=1) > 0).any():
+            line = used[:, np.concatenate((above, node.ids))]
+            if (line[:, 1:] > line[:, :-1]).any():
                 raise InvariantError("a page is newer than its ancestor")

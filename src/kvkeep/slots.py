@@ -41,16 +41,16 @@ class DeviceSlots:
             share = Share(np.full(pages, NO_SLOT, np.int32), np.zeros(pages, dtype=bool))
             lease.shares[group.name] = share
             share.whole = not len(gaps)
-            working = self._residency.reserve(self._device, g, group.working)
-            share.working = share.working if working is None else working
             if self._policy.missing == "lenient" and len(gaps):
                 share.valid_from = int(gaps[-1]) + 1
             ids = lease.path[at[at >= share.valid_from]]
             live = ids[self._table.where(DEVICE, g, ids, Residence.LIVE)]
-            self.pin(g, share, live)
+            self.pin(g, share, live)  # before anything is reserved: that may evict
             absent = self._table.where(DEVICE, g, ids, Residence.ABSENT)
             load = ids[absent & self._table.where(HOST, g, ids, Residence.LIVE)]
             self._host.pin(g, load)
+            working = self._residency.reserve(self._device, g, group.working)
+            share.working = share.working if working is None else working
             target = self._residency.reserve(self._device, g, len(load))
             private = gaps[gaps >= share.valid_from]  # "stale": somebody else's bytes
             fits = working is not None and target is not None

@@ -155,7 +155,7 @@ class Tier:
         """Raise InvariantError unless slots, rows and the free list agree."""
         for group, owner in enumerate(self._owner):
             free = np.array(self._free[group], dtype=np.int64)
-            if len(np.unique(free)) != len(free) or (owner[free] != _FREE).any():
+            if (np.bincount(free, minlength=len(owner)) > (owner == _FREE)).any():
                 raise InvariantError(f"{self.name}: the free list is wrong")
             if np.count_nonzero(owner == _FREE) != len(free):
                 raise InvariantError(f"{self.name}: a slot leaked")

@@ -1,7 +1,7 @@
 """Mistakes that the tests must find: each one was made, or nearly made, by somebody.
 
-A mutant is an exact replacement in one file of the core. ``killer`` is what must find it: "walk",
-or a test module and an expression for ``pytest -k``.
+A mutant is an exact replacement in one file of the core or of the file store. ``killer`` is what
+must find it: "walk", or a test module, seen from here, and an expression for ``pytest -k``.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ class Mutant:
     old: str
     new: str
     killer: str = "walk"
+    slow: bool = False  # to be found; left out by default
 
 
 MUTANTS = [
@@ -73,6 +74,20 @@ MUTANTS = [
         "late = keys < 0",
         killer="test_tier.py: late_comers",
     ),
+    Mutant(
+        "hits are not counted",
+        "a prefix that many share goes with the first long request that slid past it",
+        "cache.py",
+        "            self._count_hit(path)\n",
+        "",
+    ),
+    Mutant(
+        "one hit keeps a window",
+        "every turn of every conversation is kept, and none is whole",
+        "pages.py",
+        "MANY = 2",
+        "MANY = 1",
+    ),
     # --- who owns what
     Mutant(
         "release frees what a ticket fills",
@@ -112,6 +127,18 @@ MUTANTS = [
         "table.dying[ids]",
     ),
     Mutant(
+        "a page is retired under its copy",
+        "a lane fills a slot that is somebody else's by now",
+        "residency.py",
+        "            self._reap(gone)\n",
+        "            for tier in (self.device, self.host):\n"
+        "                for group in range(len(self.schema.groups)):\n"
+        "                    idle = table.pins[tier.index, group, gone] == 0\n"
+        "                    idle &= table.slot[tier.index, group, gone] != NO_SLOT\n"
+        "                    tier.drop(group, gone[idle])\n"
+        "            self._reap(gone)\n",
+    ),
+    Mutant(
         "a recycled id keeps its past",
         "a fresh page has another's clocks and hints",
         "pages.py",
@@ -122,16 +149,14 @@ MUTANTS = [
         "holds are given back twice",
         "a page is recycled under whoever else holds it",
         "cache.py",
-        "                self._slots.let_go(g, lease.shares[group.name], lease.path, 0)\n"
-        "        self.residency.unhold(lease.path)\n",
-        "                self._slots.let_go(g, lease.shares[group.name], lease.path, 0)\n"
-        "        self.residency.unhold(lease.path)\n"
+        "share.working)\n        self.residency.unhold(lease.path)\n",
+        "share.working)\n        self.residency.unhold(lease.path)\n"
         "        self.residency.unhold(lease.path)\n",
     ),
     Mutant(
         "loading does not pin its source",
         "the host evicts what is being copied from it",
-        "cache.py",
+        "slots.py",
         "            self._host.pin(g, load)\n",
         "",
     ),
@@ -146,10 +171,32 @@ MUTANTS = [
         "a waiting request pins the device",
         "requests that wait starve those that run",
         "prefetch.py",
-        "            self._pin(prefetch, group, path[live])\n",
-        "            self._pin(prefetch, group, path[live])\n"
-        "            here = table.where(0, group, path, Residence.LIVE)\n"
-        "            residency.device.pin(group, path[here])\n",
+        "                self._pin(prefetch, group, live)\n",
+        "                self._pin(prefetch, group, live)\n"
+        "                here = table.where(0, group, path, Residence.LIVE)\n"
+        "                residency.device.pin(group, path[here])\n",
+    ),
+    Mutant(
+        "working slots leak",
+        "the device is full of running states that nobody runs",
+        "cache.py",
+        "                self._device.free(g, share.working)\n",
+        "",
+    ),
+    Mutant(
+        "a count forgets the waiting lines",
+        "what waits to be saved is recycled after a mishap elsewhere",
+        "audit.py",
+        "    for pages in lines:\n        holds[pages] += 1\n",
+        "",
+    ),
+    Mutant(
+        "a broken row is not contained",
+        "one page's damage ends the scheduler",
+        "residency.py",
+        "table.slot[tier.index, group, over] != NO_SLOT",
+        "table.state[tier.index, group, over] != 0",
+        killer="test_cache.py: broken_bookkeeping and load",
     ),
     # --- commit
     Mutant(
@@ -158,6 +205,13 @@ MUTANTS = [
         "slots.py",
         "        live = self._table.where(DEVICE, g, ids, Residence.LIVE)\n",
         "        live = np.zeros(len(ids), dtype=bool)\n",
+    ),
+    Mutant(
+        "duplicates are neither adopted nor pinned",
+        "what is computed serves nobody else",
+        "slots.py",
+        "        ids, slots = path[at], share.slots[at]\n",
+        "        ids, slots = path[at[:0]], share.slots[at[:0]]\n        at = at[:0]\n",
     ),
     Mutant(
         "commit does not repoint",
@@ -192,8 +246,54 @@ MUTANTS = [
         "            taken.append((g, share, had))\n"
         "            if group.tail is not None:\n"
         "                start = min(lease.pages, group.needed(count).start)\n"
-        "                self._slots.slide(g, share, lease.path, start)\n"
+        "                self._slots.slide(g, lease, start)\n"
         "        return True\n",
+    ),
+    # --- snapshots
+    Mutant(
+        "a snapshot is published that was not taken",
+        "a hit starts from whatever the slot held",
+        "slots.py",
+        "            at = at[np.isin(at, list(snapshots))]\n",
+        "            pass\n",
+    ),
+    Mutant(
+        "snapshots that hits will end at go first",
+        "the next turn of a conversation finds nothing to start from",
+        "slots.py",
+        "            dead &= ~np.isin(ends, list(lease.lasting))\n",
+        "            pass\n",
+    ),
+    Mutant(
+        "no snapshot where paths part",
+        "a prefix that all share is computed by all",
+        "cache.py",
+        "ends = sorted({len(self._raw(tokens)) // self._tree.page_bytes, known})",
+        "ends = [len(self._raw(tokens)) // self._tree.page_bytes]",
+    ),
+    Mutant(
+        "no interim snapshots",
+        "a request that is preempted starts again from its prompt",
+        "slots.py",
+        "if every and any(",
+        "if False and any(",
+    ),
+    Mutant(
+        "a snapshot must have room",
+        "requests are refused for want of a luxury",
+        "slots.py",
+        "            if not group.working:\n                return False\n",
+        "            return False\n",
+    ),
+    Mutant(
+        "working slots are taken before the hit is pinned",
+        "a request evicts the very snapshot that it needs",
+        "slots.py",
+        "            self.pin(g, share, live)  #",
+        "            self._residency.make_room(self._device, g, group.working)\n"
+        "            live = live[self._table.where(DEVICE, g, live, Residence.LIVE)]\n"
+        "            self.pin(g, share, live)  #",
+        killer="test_cache.py: do_not_cost",
     ),
     # --- admit and grow
     Mutant(
@@ -206,7 +306,7 @@ MUTANTS = [
     Mutant(
         "a refused request keeps its slots",
         "admit is all or nothing",
-        "cache.py",
+        "slots.py",
         "            self._device.free(move.group, move.target)\n",
         "",
         killer="test_cache.py: refused_load",
@@ -215,7 +315,7 @@ MUTANTS = [
         "a refused grow keeps its slots",
         "grow is all or nothing, in every group",
         "cache.py",
-        "                    self._slots.cut(group_index, shared, size)\n",
+        "                    self._slots.let_go(group_index, shared, lease.path, size)\n",
         "                    pass\n",
     ),
     Mutant(
@@ -235,9 +335,26 @@ MUTANTS = [
         killer="test_cache.py: load_that_fails_shortens",
     ),
     Mutant(
+        "a hit is judged by what the lease waited for alone",
+        "pages that somebody else brought meanwhile are thrown away",
+        "cache.py",
+        "            | self._table.where(DEVICE, g, lease.path, Residence.LIVE)\n",
+        "",
+        killer="test_cache.py: there_at_last",
+    ),
+    Mutant(
+        "requests wait for storage that is out of order",
+        "one call that hangs stops all who come",
+        "cache.py",
+        "prefetch.done or self.transfers.breaker.open",
+        "prefetch.done",
+        killer="test_cache.py: go_on_without_a_store and read",
+        slow=True,
+    ),
+    Mutant(
         "a lenient hit reads before its gap",
         "missing rows are masked, never read",
-        "cache.py",
+        "slots.py",
         "share.valid_from = int(gaps[-1]) + 1\n            ids",
         "share.valid_from = int(gaps[-1])\n            ids",
         killer="test_cache.py: missing_optional",
@@ -299,6 +416,7 @@ MUTANTS = [
         "tree.py",
         "count = _common(run, raw, done) // size\n",
         "count = -(-_common(run, raw, done) // size)\n",
+        slow=True,
     ),
     Mutant(
         "a split forgets who moved",
@@ -306,6 +424,7 @@ MUTANTS = [
         "tree.py",
         "low}\n        self._assign(ids, low)\n",
         "low}\n",
+        slow=True,
     ),
     Mutant(
         "a cut leaves what is below",
@@ -319,8 +438,32 @@ MUTANTS = [
         "an evicted page stays in the tree",
         "all that is below keeps slots and serves no hit",
         "residency.py",
-        "        pages = tier.evict(group, count)\n        self._retire_lost(group, pages)\n",
+        "        pages = tier.evict(group, count)\n        self._end(group, pages)\n",
         "        pages = tier.evict(group, count)\n",
+    ),
+    Mutant(
+        "a path without slots is not trimmed",
+        "where no group needs every page, the tree grows forever",
+        "residency.py",
+        "        elif not any(self._vital):\n            self._trim(pages)\n",
+        "",
+        slow=True,
+    ),
+    Mutant(
+        "what was held is not trimmed",
+        "the same, through requests that came to nothing",
+        "residency.py",
+        "        if not any(self._vital):\n            self._trim(ids)\n",
+        "",
+        slow=True,
+    ),
+    Mutant(
+        "a cut merges and tells no page",
+        "pages point at a node that is not in the tree",
+        "tree.py",
+        "            self._assign(kid.ids, parent)\n",
+        "",
+        slow=True,
     ),
     # --- transfers
     Mutant(
@@ -355,6 +498,15 @@ MUTANTS = [
         killer="test_cache.py: joins_a_read",
     ),
     Mutant(
+        "a prefetch evicts its own path",
+        "it hangs pages on a parent that it has just dropped, and the scheduler ends",
+        "prefetch.py",
+        "                residency.host.pin(group, live)\n"
+        "                loose.append((group, live))\n",
+        "                pass\n",
+        killer="test_cache.py: own_path",
+    ),
+    Mutant(
         "a prefetch's share of the host is never given back",
         "prefetches wait forever",
         "prefetch.py",
@@ -384,6 +536,7 @@ MUTANTS = [
         '            except Exception as error:\n                log.warning("%s failed',
         '            except ZeroDivisionError as error:\n                log.warning("%s failed',
         killer="test_transfer.py: copy_that_raises and save",
+        slow=True,
     ),
     Mutant(
         "a stall keeps its queue",
@@ -392,6 +545,7 @@ MUTANTS = [
         "self._lanes[_LANE_OF.get(kind, kind)].withdraw()",
         "[]",
         killer="test_transfer.py: hangs_trips",
+        slow=True,
     ),
     # --- bytes
     Mutant(
@@ -401,6 +555,7 @@ MUTANTS = [
         "                start = end\n",
         "",
         killer="test_memory.py: contiguous",
+        slow=True,
     ),
     Mutant(
         "a load reads where it should write",
@@ -409,5 +564,76 @@ MUTANTS = [
         "self.arenas[group][:, part].index_select(0, src)",
         "self.arenas[group][:, part].index_select(0, dst)",
         killer="test_memory.py: round_trip and BF16",
+        slow=True,
+    ),
+    # --- the file store
+    Mutant(
+        "quarantine without compare and delete",
+        "readers clear each other's good slots",
+        "stores/index.py",
+        '            " AND page = :page AND sequence = :sequence",\n',
+        '            "",\n',
+        killer="../test_file_store.py: cleared_only_as_it_was_seen",
+    ),
+    Mutant(
+        "a transaction begins with a read",
+        "two processes decide on the same slot",
+        "stores/index.py",
+        '"BEGIN IMMEDIATE"',
+        '"BEGIN"',
+        killer="../test_file_store.py: decided_on_cannot_change",
+    ),
+    Mutant(
+        "records are not verified",
+        "wrong bytes reach a model",
+        "stores/record.py",
+        "sealed = _digest(header[: _FIELDS.size], body) == header[_DIGEST]",
+        "sealed = True",
+        killer="../test_record.py: no_single_bit",
+    ),
+    Mutant(
+        "a record of another key is taken",
+        "wrong bytes reach a model, with a good checksum",
+        "stores/record.py",
+        "if claims.key != key:",
+        "if False:",
+        killer="../test_record.py: another_key",
+    ),
+    Mutant(
+        "touch does nothing",
+        "what is hit in memory is recycled first",
+        "stores/index.py",
+        "self._stamp(enumerate(keys, start=self._tick(len(keys))))",
+        "self._tick(len(keys))",
+        killer="../test_file_store.py: touched_records_stay",
+    ),
+    Mutant(
+        "published before the bytes are there",
+        "a reader finds a slot's old bytes under a new key",
+        "stores/file.py",
+        "            landed, abandoned = self._put(grant.claims, bodies)  # bytes first, then the"
+        " promise\n"
+        "            present = grant.present | self._publish(landed, abandoned)\n",
+        "            present = grant.present | self._publish(grant.claims, [])\n"
+        "            landed, abandoned = self._put(grant.claims, bodies)\n",
+        killer="test_store_order.py: before_the_promise",
+    ),
+    Mutant(
+        "a late writer publishes",
+        "a slot that was claimed again holds another's bytes",
+        "stores/index.py",
+        '" WHERE slab = ? AND number = ? AND sequence = ? AND state = 2",\n'
+        "                    (key.page, *place),\n",
+        '" WHERE slab = ? AND number = ? AND state = 2",\n'
+        "                    (key.page, *place[:2]),\n",
+        killer="../test_file_store.py: late_writer_cannot_publish",
+    ),
+    Mutant(
+        "a dead writer keeps its slot",
+        "slots are lost with every crash",
+        "stores/index.py",
+        "if not alive(owner):",
+        "if owner:",
+        killer="../test_file_store_faults.py: dead_writer_held",
     ),
 ]

@@ -5,7 +5,7 @@ import time
 
 import numpy as np
 import pytest
-from worlds import FOUR, TWO, DictStore, P, TruthMedia, World, group
+from worlds import FIVE, FOUR, TWO, DictStore, P, TruthMedia, World, group
 
 from kvkeep.cache import Cache
 from kvkeep.policy import Policy
@@ -233,6 +233,91 @@ def test_pages_that_slid_by_are_cold_on_the_host_too() -> None:
     w.evict(1, 1, 1)
 
 
+def test_of_two_hits_a_place_is_kept_of_one_it_is_not() -> None:
+    """One hit is how any conversation goes on; two are a prefix that many share."""
+    schema = Schema(Identity("m"), P, (group("full"), group("window", 2)))
+    for hits, pages in ((1, 0), (2, 2)):
+        w = world(schema)
+        head = [5, 5, 6, 6]
+        serve(w, [*head, 9])
+        for last in range(hits):
+            serve(w, [*head, *[last] * 4, 9], each=2)
+        w.evict(0, 1, 2)
+        w.evict(1, 1, 2)
+        assert lease_of(w, [*head, 8, 8]).lease.pages == pages
+
+
+# --- snapshots of running state
+
+
+def test_a_snapshot_is_kept_where_the_prompt_ends() -> None:
+    """And nowhere else: a page slot for it, and one that the request runs in."""
+    w = world(FIVE)
+    request = w.arrive(A, ask=False)
+    w.admit(request, 7)
+    lease = request.lease
+    assert lease.cuts == [6]
+    assert (lease.slots("state") >= 0).tolist() == [False, False, True, False]
+    assert len(lease.working("state")) == 1
+    serve(w, A)
+    assert lease_of(w, [*A[:6], 9, 9]).lease.pages == 3
+    assert lease_of(w, [*A[:4], 9, 9]).lease.pages == 0
+
+
+def test_a_snapshot_is_kept_where_paths_part() -> None:
+    """What two prompts share is known when the second comes: the third has it."""
+    w = world(FIVE)
+    serve(w, A)
+    serve(w, [*A[:4], 9, 9, 9, 9, 9])
+    assert lease_of(w, [*A[:4], 8, 8, 8]).lease.pages == 2
+
+
+def test_interim_snapshots_come_as_often_as_asked() -> None:
+    w = world(FIVE, every=2)
+    request = w.arrive([*range(15)], ask=False)
+    w.admit(request, 1)
+    assert request.lease.cuts == [14]
+    assert w.run(request, 3)
+    assert request.lease.cuts == [4, 14]
+    while request.computed < 15:
+        w.run(request, 99)
+    assert request.lease.cuts == [4, 8, 12, 14, 16]
+    assert [request.lease.next_cut(at) for at in (0, 4, 13, 16)] == [4, 8, 14, None]
+
+
+def test_a_snapshot_that_was_not_taken_is_not_published() -> None:
+    """Say, accepted tokens ran past the place."""
+    w = world(FIVE)
+    request = lease_of(w, A)
+    w.run(request, 7, stop=False)
+    assert request.lease.pages == 3
+    assert not w.table.state[:, 2].any()
+    w.finish()
+
+
+def test_without_room_for_a_snapshot_its_page_goes_without() -> None:
+    w = World(FIVE, [16, 16, 1, 16, 16], [16] * 5)
+    request = w.arrive(A, ask=False)
+    assert w.admit(request, 7)
+    assert (request.lease.slots("state") == -1).all()
+    assert w.run(request, 7)
+    w.finish()
+
+
+def test_working_slots_do_not_cost_a_request_its_own_snapshot() -> None:
+    """They are reserved when what the hit needs is pinned: here, that leaves too few."""
+    w = World(FIVE, [16, 16, 2, 16, 16], [0] * 5)
+    serve(w, A)
+    other = w.arrive([9, 9, 9], ask=False)
+    assert w.admit(other, 0)
+    request = w.arrive([*A[:6], 8], ask=False)
+    assert not w.admit(request)
+    w.check()
+    w.release(other)
+    assert w.admit(request)
+    assert request.lease.pages == 3
+
+
 # --- room
 
 
@@ -270,14 +355,31 @@ def test_growing_is_all_or_nothing() -> None:
 
 def test_room_counts_what_is_idle_and_what_is_shared() -> None:
     w = World(TWO, [8, 8], [8, 8])
-    tokens = np.array(A, np.int32)
-    assert w.cache.room(tokens) == 16
+    mine, other = np.array(A, np.int32), np.array([9, 9, 9], np.int32)
+
+    def most(tokens: np.ndarray) -> int:
+        return max(n for n in range(20) if w.cache.fits(tokens, "", n, chunk=P))
+
+    assert most(mine) == 16
     request = lease_of(w, A)
     w.run(request, 7)
-    assert w.cache.room(tokens) == 14  # all but the private page
-    assert w.cache.room(np.array([9, 9, 9], np.int32)) == 8
+    assert most(mine) == 14  # all but the private page
+    assert most(other) == 8
     w.release(request)
-    assert w.cache.room(np.array([9, 9, 9], np.int32)) == 16
+    assert most(other) == 16
+
+
+def test_room_in_a_window_is_what_it_holds_for_a_moment() -> None:
+    """And what runs beside it, not all it will ever pass."""
+    tokens = np.array(A, np.int32)
+
+    def fits(*device: int) -> bool:
+        return World(FIVE, device, [0] * 5).cache.fits(tokens, "", 40 * P, chunk=2 * P)
+
+    enough = (40, 2 + 1 + 2, 1 + 1, 40, 3 + 1 + 2)
+    assert fits(*enough)
+    for g in range(5):
+        assert not fits(*enough[:g], enough[g] - 1, *enough[g + 1 :])
 
 
 def test_a_cache_without_a_page_of_every_kind_forgets_paths() -> None:
@@ -423,6 +525,22 @@ def test_prefetches_share_a_part_of_the_host() -> None:
     w.finish()
 
 
+def test_a_prefetch_does_not_evict_its_own_path() -> None:
+    """More of it is on the host than a prefetch may keep there, and the rest is in storage."""
+    w, roomy = World(TWO, [24, 24], [7, 7]), World(TWO, [24, 24], [24, 24])
+    serve(roomy, [1] * 17)
+    w.store.records, w.names = roomy.store.records, roomy.names
+    serve(w, [1] * 11)
+    serve(w, [2] * 5)  # newer, and fills the host
+    w.empty(0)
+    request = w.arrive([1] * 17)
+    w.settle()
+    w.check()
+    assert w.admit(request)
+    assert request.lease.pages == 7
+    w.finish()
+
+
 def test_a_prefetch_takes_what_fits() -> None:
     w = World(TWO, [24, 24], [12, 12])
     serve(w, [1] * 21)
@@ -502,6 +620,30 @@ def test_a_load_that_fails_shortens_the_hit() -> None:
     assert request.lease.explanation.limited_by == "full"
     assert w.cache.counts["missed_loads_total"] == 9
     assert w.run(request, 7)
+    w.finish()
+
+
+def test_a_hit_is_as_long_as_what_is_there_at_last() -> None:
+    """What failed for one request, and came for another meanwhile, is there for both."""
+    w = world()
+    serve(w, A)
+    w.empty(0)
+    first, second, third = (w.arrive(t, ask=False) for t in ([1, 1, 9], A, [1, 1, 8]))
+    w.admit(first)
+    w.admit(second)
+    assert len(w.lanes["load"].queue) == 2, "the second joins the first, and loads two pages more"
+    w.step("load", fault="raise")
+    w.tick()
+    assert first.lease.pages == 0
+    w.admit(third)
+    w.step("load", 1)
+    w.tick()
+    assert third.lease.ready
+    assert not second.lease.ready
+    w.step("load")
+    w.tick()
+    w.check()
+    assert second.lease.pages == 3
     w.finish()
 
 

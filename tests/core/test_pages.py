@@ -46,12 +46,12 @@ def test_it_grows_and_keeps_what_it_knows(table: PageTable) -> None:
 def test_a_recycled_id_comes_back_fresh(table: PageTable) -> None:
     ids = table.allocate(5, keys(2))
     table.used[:, ids] = table.tick()
-    table.ends[..., ids] = table.dying[ids] = table.stored[0, ids] = True
+    table.hits[..., ids] = table.dying[ids] = table.stored[0, ids] = 1
     table.recycle(ids)
     assert len(table) == 0
     again = table.allocate(0, keys(4))
     assert not table.used[:, again].any()
-    assert not table.ends[..., again].any()
+    assert not table.hits[..., again].any()
     assert not table.dying[again].any()
     assert not table.stored[:, again].any()
 

@@ -41,10 +41,16 @@ class Machine(RuleBasedStateMachine):
         self.world.admit(waiting[pick % len(waiting)], chunk)
 
     @precondition(lambda self: any(r.lease for r in self.world.requests))
-    @rule(pick=Pick, count=st.integers(0, 6), ahead=st.integers(0, 4), commit=st.booleans())
-    def run_and_commit(self, pick: int, count: int, ahead: int, commit: bool) -> None:
+    @rule(
+        pick=Pick,
+        count=st.integers(0, 6),
+        ahead=st.integers(0, 4),
+        commit=st.booleans(),
+        stop=st.sampled_from([True, True, True, False]),
+    )
+    def run_and_commit(self, pick: int, count: int, ahead: int, commit: bool, stop: bool) -> None:
         running = [r for r in self.world.requests if r.lease]
-        self.world.run(running[pick % len(running)], count, ahead, commit)
+        self.world.run(running[pick % len(running)], count, ahead, commit, stop)
 
     @precondition(lambda self: self.world.requests)
     @rule(pick=Pick, again=st.booleans())
@@ -105,9 +111,11 @@ def machine(kind: str, examples: int, steps: int) -> type:
     return case
 
 
-TestFullAndDraft = machine("two", 180, 50)
-TestFourGroups = machine("four", 180, 50)
-TestLenient = machine("lenient", 180, 50)
+TestFullAndDraft = machine("two", 100, 50)
+TestFourGroups = machine("four", 100, 50)
+TestSnapshots = machine("five", 100, 50)
+TestNoGroupIsVital = machine("no vital", 60, 50)
+TestLenient = machine("lenient", 60, 50)
 
 
 @pytest.mark.parametrize("kind", list(KINDS))

@@ -28,7 +28,7 @@ def any_world(rng: random.Random) -> World:
         ("near draft", rng.randrange(1, 3), 0),
     ):
         if rng.random() < 0.6 or (not groups and name == "near draft"):
-            groups.append(group(name, tail, rng.random() < 0.6, work))
+            groups.append(group(name, tail, not groups or rng.random() < 0.6, work))
     rng.shuffle(groups)
     device = [rng.randrange(3, 12) for _ in groups]
     host = [rng.choice([0, 1, 2, 4, 6, 10, 14]) for _ in groups]

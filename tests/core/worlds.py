@@ -302,7 +302,7 @@ class World:
         assert lease.path.tolist() == [tree[request.path(i)] for i in range(lease.pages)]
         if lease.waiting:
             assert lease.pages == pages, "the hit is not the longest"
-        for g, grp in enumerate(self.schema.groups):
+        for grp in self.schema.groups:
             assert len(lease.slots(grp.name)) == lease.pages + fresh
             assert len(lease.working(grp.name)) == grp.working
         request.lease, request.prefetch, request.computed = lease, None, None
@@ -476,7 +476,9 @@ class World:
     def tick(self) -> None:
         self.cache.tick()
         tree = self.tree()  # a page may have left and come back, with fresh clocks
-        self.oracle.forget(lambda path: path in tree and not self.table.used[:, tree[path]].any())
+        past = [self.table.used, self.table.hits]
+        fresh = {path for path, page in tree.items() if not any(c[:, page].any() for c in past)}
+        self.oracle.forget(lambda path: path in fresh)
 
     def evict(self, tier: int, g: int, count: int) -> None:
         """Drop some pages, and compare with a leaf-first LRU of dicts: which, and what follows."""
