@@ -135,12 +135,10 @@ class Cache:
             priority: 0 to 255; pages of the lowest go first where eviction is by priority.
         """
         self._check_open()
-        if not 0 <= priority <= 255:
-            raise RequestError(f"priority must be from 0 to 255, not {priority}")
         path = self._tree.match(namespace, self._raw(tokens))
         present = self.residency.present(path)
-        pages = self.schema.usable(present, self.policy.missing == "strict")
-        explanation = Explanation(limited_by=self._limit(present, pages))
+        pages = self.schema.usable(present, self.policy.strict)
+        explanation = Explanation(limited_by=self.schema.limit(present, pages, self.policy.strict))
         known, path = len(path), path[:pages]
         fresh = self._pages(min(len(tokens), pages * self.schema.page_tokens + chunk)) - pages
         lease = Lease(namespace, path, {}, explanation=explanation, priority=priority)
@@ -158,7 +156,6 @@ class Cache:
         self._trace(lease, prefetch.fetched if prefetch else _NONE)
         if pages:
             self._stamp(path)
-            self._rank(lease)
             self._count_hit(path)
             self._touch_storage(path)
         self._load(lease, moves)
@@ -259,7 +256,7 @@ class Cache:
         lease.path = np.concatenate((path, fresh))
         self._table.hold(lease.path[first:])
         self._stamp(lease.path)
-        self._rank(lease)
+        self._table.rank(lease.path, lease.priority)
         for g, group in enumerate(self.schema.groups):
             share = lease.shares[group.name]
             if share.whole:
@@ -328,10 +325,10 @@ class Cache:
             | self._table.where(DEVICE, g, lease.path, Residence.LIVE)
             for g, group in enumerate(self.schema.groups)
         ]
-        pages = self.schema.usable(has, self.policy.missing == "strict")
+        pages = self.schema.usable(has, self.policy.strict)
         lease.explanation.load_ms = 1e3 * (time.monotonic() - ticket.submitted)
         if pages < lease.pages:
-            lease.explanation.limited_by = self._limit(has, pages)
+            lease.explanation.limited_by = self.schema.limit(has, pages, self.policy.strict)
             for g, group in enumerate(self.schema.groups):
                 self._slots.let_go(g, lease.shares[group.name], lease.path, pages)
             self.residency.unhold(lease.path[pages:])
@@ -371,11 +368,6 @@ class Cache:
     def _pages(self, tokens: int) -> int:
         return -(-tokens // self.schema.page_tokens)
 
-    def _rank(self, lease: Lease) -> None:
-        """Its whole path is as important as the request."""
-        ranks = self._table.priority
-        ranks[lease.path] = np.maximum(ranks[lease.path], lease.priority)
-
     def _stamp(self, path: Ids) -> None:
         """Everything that a hit on ``path`` needs was needed now; one clock value for all."""
         now = self._table.tick()
@@ -401,15 +393,6 @@ class Cache:
             keys = [self.transfers.key(g, key) for key in self._table.keys(pages)]
             moves.append(Move(g, _NONE, _NONE, _NONE, keys))
         self.transfers.submit(Ticket(TOUCH, moves))
-
-    def _limit(self, present: list[NDArray[np.bool_]], pages: int) -> str | None:
-        """The first group that keeps a hit from being one page longer; None: the tree ends."""
-        for group, has in zip(self.schema.groups, present, strict=True):
-            needed = group.needed(pages + 1)
-            counts = group.required or self.policy.missing == "strict"
-            if counts and pages < len(has) and not has[needed.start : needed.stop].all():
-                return group.name
-        return None
 
     def _trace(self, lease: Lease, fetched: Ids) -> None:
         """Note for each page of a hit the lowest tier that any group of it comes from; for one

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from .schema import RequestError
+
 Ids = NDArray[np.int32]
 
 _serial = itertools.count()
@@ -59,6 +61,10 @@ class Lease:
     detached: bool = False  # its path left the tree: what it computes stays private
     released: bool = False
     serial: int = field(default_factory=_serial.__next__)
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.priority <= 255:
+            raise RequestError(f"priority must be from 0 to 255, not {self.priority}")
 
     @property
     def ready(self) -> bool:

@@ -137,6 +137,10 @@ class PageTable:
         self.clock += 1
         return self.clock
 
+    def rank(self, path: Ids, priority: int) -> None:
+        """A whole path is at least as important as this."""
+        self.priority[path] = np.maximum(self.priority[path], priority)
+
     def keys(self, ids: Ids) -> list[bytes]:
         """Chained keys of these pages."""
         raw = self.key[ids].tobytes()

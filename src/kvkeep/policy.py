@@ -102,6 +102,11 @@ class Policy:
     prefetch_share: float = 0.5  # of host slots that prefetches may hold
     stall_seconds: float = 10.0  # a storage call that takes longer counts as a failure
 
+    @property
+    def strict(self) -> bool:
+        """An absent group shortens the hit, also one that is not required."""
+        return self.missing == "strict"
+
     def __post_init__(self) -> None:
         if not 0 < self.prefetch_share <= 1 or self.stall_seconds <= 0:
             raise ConfigError("prefetch_share must be in (0, 1], stall_seconds above 0")
