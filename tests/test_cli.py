@@ -71,12 +71,12 @@ class TestServe:
         flags = f"""serve {model} --draft {model} --host ::1 --port 0 --served-model-name m
             --dtype bfloat16 --device cpu --context-length 100 --max-total-tokens 5000
             --max-running-requests 3 --chunked-prefill-size 64 --page-size 16 --hicache-size 0.5
-            --hicache-ratio 3 --hicache-write-policy write_through --hicache-storage-backend file
+            --hicache-ratio 3 --hicache-write-policy write_back --hicache-storage-backend file
             --hicache-storage-dir {model} --hicache-storage-size 2 --enable-cache-report
-            --hicache-storage-prefetch-policy wait_complete --speculative-algorithm EAGLE3
+            --hicache-storage-prefetch-policy timeout --speculative-algorithm EAGLE3
             --speculative-num-steps 7 --speculative-num-draft-tokens 8 --speculative-eagle-topk 1
             --log-level info --missing-policy lenient
-            --mem-fraction-static 0.5"""
+            --mem-fraction-static 0.5 --eviction-policy lfu"""
         result = CliRunner().invoke(cli.app, flags.split())
         assert result.exit_code == 0, result.output
         config = EngineConfig(
@@ -84,6 +84,7 @@ class TestServe:
             context_length=100, page_size=16, device_tokens=5000, host_bytes=GIB // 2,
             host_ratio=3.0, storage_dir=model, storage_bytes=2 * GIB, chunked_prefill_size=64,
             max_running=3, missing="lenient", mem_fraction=0.5, num_steps=7, num_draft_tokens=8,
+            write_policy="write_back", prefetch_policy="timeout", eviction="lfu",
         )  # fmt: skip
         assert served == [(config, "::1", 0, "info")]
 

@@ -1,7 +1,9 @@
-"""Write-through: every committed page goes to the host, and from there to storage.
+"""Write policies: which pages go to the host and when; what is there goes on to storage.
 
-Pages wait here in line, held but not pinned, until the lower tier has room for them, so a slow or
-stalled store never keeps the device from evicting. What was evicted while it waited is counted.
+Pages that are computed (write-through) or hit often (selective) wait here in line, held but not
+pinned, until the lower tier has room for them, so a slow or stalled store never keeps the device
+from evicting. What was evicted while it waited is counted. Under write-back nothing waits: a page
+goes to the host when the device must evict it, and leaves the host when it is loaded.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .pages import DEVICE, HOST
+from .policy import Policy
 from .residency import Residency
 from .schema import Residence
 from .transfer import SAVE, WRITE, Move, Ticket, Transfers
@@ -28,12 +31,23 @@ class Backup:
     hold to the ticket that moves them.
     """
 
-    def __init__(self, residency: Residency, transfers: Transfers, counts: Counter[str]) -> None:
+    def __init__(
+        self, residency: Residency, transfers: Transfers, policy: Policy, counts: Counter[str]
+    ) -> None:
         self._residency, self._transfers, self._counts = residency, transfers, counts
+        self._policy = policy
+        self._exclusive = policy.write == "write_back"
+        if self._exclusive:
+            residency.demote = self.demote
         groups = len(residency.schema.groups)
         self._unsaved: list[list[Ids]] = [[] for _ in range(groups)]  # to the host
         self._unwritten: list[list[Ids]] = [[] for _ in range(groups)]  # to storage
         self._writing = [0] * groups  # host slots that writes under way pin
+
+    @property
+    def leaving(self) -> bool:
+        """Device slots will be free when copies under way have landed."""
+        return self._exclusive and any(map(self._leaving, range(len(self._writing))))
 
     @property
     def idle(self) -> bool:
@@ -42,14 +56,78 @@ class Backup:
 
     def add(self, group: int, pages: Ids) -> None:
         """These were committed."""
+        if self._policy.write == "write_through":
+            self._line_up(group, pages)
+
+    def hit(self, group: int, pages: Ids) -> None:
+        """These were hit, in any tier."""
+        if self._policy.write == "write_through_selective":
+            table = self._residency.table
+            often = table.reused[pages] >= self._policy.write_hits
+            self._line_up(group, pages[often & table.where(HOST, group, pages, Residence.ABSENT)])
+
+    def loaded(self, group: int, pages: Ids) -> None:
+        """These were copied from the host to the device."""
+        if self._exclusive:
+            host = self._residency.host
+            self._residency.drop(host, group, pages[host.evictable(group, pages)])
+
+    def _line_up(self, group: int, pages: Ids) -> None:
         if not self._residency.host.capacity[group]:
             self._counts["unsaved_pages_total"] += len(pages)
         elif len(pages):
             self._residency.table.hold(pages)
             self._unsaved[group].append(pages)
 
+    def demote(self, group: int, count: int) -> None:
+        """Write-back: make room for ``count`` more pages on the device. What the host has goes at
+        once, the rest when its copy has landed; if the host lacks room, ancestors come first."""
+        residency, table = self._residency, self._residency.table
+        device, host = residency.device, residency.host
+        count -= self._leaving(group)
+        while count > 0 and len(pages := device.victims(group, count)):
+            count -= len(pages)
+            absent = table.where(HOST, group, pages, Residence.ABSENT)
+            room = residency.make_room(host, group, int(np.count_nonzero(absent)))
+            pages = pages[device.evictable(group, pages)]  # some may have ended
+            absent = table.where(HOST, group, pages, Residence.ABSENT)
+            spare = max(0, int(np.count_nonzero(absent)) - room)
+            lost, down = pages[absent][:spare], pages[absent][spare:]
+            self._counts["unsaved_pages_total"] += len(lost)
+            self._leave(group, np.concatenate((pages[~absent], lost)))
+            down = down[device.evictable(group, down)]
+            slots = host.reserve(group, len(down))
+            if slots is not None and len(down):
+                table.hold(down)
+                source = device.pin(group, down)
+                host.adopt(group, down, slots, Residence.WRITING)
+                self._transfers.submit(Ticket(SAVE, [Move(group, down, source, slots)]))
+        for ticket in self._transfers.landed(SAVE):
+            self.saved(ticket)
+
+    def _leaving(self, group: int) -> int:
+        """Device slots that copies under way are about to free."""
+        moves = [m for t in self._transfers.pending if t.kind == SAVE for m in t.moves]
+        return sum(len(move.pages) for move in moves if move.group == group)
+
+    def _leave(self, group: int, pages: Ids) -> None:
+        """These are evicted from the device."""
+        self._residency.device.evicted[group] += len(pages)
+        self._residency.drop(self._residency.device, group, pages)
+
+    def _demoted(self, move: Move) -> None:
+        """The host has a copy, or it failed: the device's goes, unless it was hit meanwhile."""
+        residency, group = self._residency, move.group
+        gone = residency.device.evictable(group, move.pages)
+        self._leave(group, move.pages[gone])
+        self.loaded(group, move.pages[~gone & move.landed])
+
     def advance(self) -> None:
         """Start what there is room for. Called every tick."""
+        if self._exclusive:
+            ahead = self._policy.write_ahead
+            for group, slots in enumerate(self._residency.device.capacity):
+                self._residency.make_room(self._residency.device, group, int(ahead * slots))
         self._submit(SAVE, [self._next_save(g) for g in range(len(self._unsaved))])
         self._submit(WRITE, [self._next_write(g) for g in range(len(self._unwritten))])
 
@@ -61,6 +139,8 @@ class Backup:
     def _next_save(self, group: int) -> Move | None:
         residency, table = self._residency, self._residency.table
         waiting = self._take(self._unsaved, group)
+        if not len(waiting):
+            return None
         at_host = table.where(HOST, group, waiting, Residence.LIVE)
         self._unwritten[group].append(waiting[at_host])
         waiting = waiting[~at_host]
@@ -85,12 +165,16 @@ class Backup:
             residency.device.unpin(move.group, move.pages)
             residency.host.publish(move.group, move.pages[move.landed])
             residency.drop(residency.host, move.group, move.pages[~move.landed])
+            if self._exclusive:
+                self._demoted(move)
             self._unwritten[move.group].append(move.pages[move.landed])
             self._give_up("unsaved_pages_total", move.pages[~move.landed])
 
     def _next_write(self, group: int) -> Move | None:
         residency, table = self._residency, self._residency.table
         waiting = self._take(self._unwritten, group)
+        if not len(waiting):
+            return None
         if not self._transfers.storage:
             self._give_up("unwritten_pages_total", waiting)
             return None

@@ -80,7 +80,7 @@ class Cache:
         self._table, self._tree = self.residency.table, self.residency.tree
         self._device, self._host = self.residency.device, self.residency.host
         self._slots = DeviceSlots(self.residency, self.policy)
-        self._backup = Backup(self.residency, self.transfers, self.counts)
+        self._backup = Backup(self.residency, self.transfers, self.policy, self.counts)
         self._prefetcher = Prefetcher(self.residency, self.transfers, self.policy, self.counts)
         self._apply: dict[str, Callable[[Ticket], None]] = {
             LOAD: self._loaded,
@@ -109,7 +109,7 @@ class Cache:
     def ready(self, prefetch: Prefetch) -> bool:
         """Whether the prefetch policy lets the request be scheduled now. Nobody waits for storage
         that is out of order: what a call that hangs brings at last, it brings for others."""
-        return prefetch.done or self.transfers.breaker.open
+        return prefetch.done or self.transfers.breaker.open or self._prefetcher.late(prefetch)
 
     def cancel(self, prefetch: Prefetch) -> None:
         """The request is gone. Idempotent; what is being read arrives for others."""
@@ -121,6 +121,7 @@ class Cache:
         namespace: str = "",
         chunk: int = 0,
         prefetch: Prefetch | None = None,
+        priority: int = 0,
     ) -> Lease | None:
         """Match, pin, start loading, and reserve device slots for the first chunk.
 
@@ -131,15 +132,16 @@ class Cache:
             tokens: ``[n]`` int32, everything known of the sequence, at least one token.
             chunk: tokens to be computed after the hit in the first step.
             prefetch: what :meth:`prefetch` gave for it; closed if the lease is granted.
+            priority: 0 to 255; pages of the lowest go first where eviction is by priority.
         """
         self._check_open()
         path = self._tree.match(namespace, self._raw(tokens))
         present = self.residency.present(path)
-        pages = self.schema.usable(present, self.policy.missing == "strict")
-        explanation = Explanation(limited_by=self._limit(present, pages))
+        pages = self.schema.usable(present, self.policy.strict)
+        explanation = Explanation(limited_by=self.schema.limit(present, pages, self.policy.strict))
         known, path = len(path), path[:pages]
         fresh = self._pages(min(len(tokens), pages * self.schema.page_tokens + chunk)) - pages
-        lease = Lease(namespace, path, {}, explanation=explanation)
+        lease = Lease(namespace, path, {}, explanation=explanation, priority=priority)
         self._table.hold(path)
         self._leases[lease.serial] = lease
         if any(group.working for group in self.schema.groups):
@@ -254,6 +256,7 @@ class Cache:
         lease.path = np.concatenate((path, fresh))
         self._table.hold(lease.path[first:])
         self._stamp(lease.path)
+        self._table.rank(lease.path, lease.priority)
         for g, group in enumerate(self.schema.groups):
             share = lease.shares[group.name]
             if share.whole:
@@ -292,6 +295,7 @@ class Cache:
             self._device.publish(move.group, move.pages[move.landed])
             self._host.unpin(move.group, move.pages)
             self.residency.drop(self._device, move.group, move.pages[~move.landed])
+            self._backup.loaded(move.group, move.pages[move.landed])
             self.counts["missed_loads_total"] += int(np.count_nonzero(~move.landed))
         for lease in ticket.waiters:
             lease.waiting -= 1
@@ -321,10 +325,10 @@ class Cache:
             | self._table.where(DEVICE, g, lease.path, Residence.LIVE)
             for g, group in enumerate(self.schema.groups)
         ]
-        pages = self.schema.usable(has, self.policy.missing == "strict")
+        pages = self.schema.usable(has, self.policy.strict)
         lease.explanation.load_ms = 1e3 * (time.monotonic() - ticket.submitted)
         if pages < lease.pages:
-            lease.explanation.limited_by = self._limit(has, pages)
+            lease.explanation.limited_by = self.schema.limit(has, pages, self.policy.strict)
             for g, group in enumerate(self.schema.groups):
                 self._slots.let_go(g, lease.shares[group.name], lease.path, pages)
             self.residency.unhold(lease.path[pages:])
@@ -372,10 +376,12 @@ class Cache:
 
     def _count_hit(self, path: Ids) -> None:
         """A hit ended here. Where many do, a tail stays when longer requests slide past it."""
+        self._table.reused[path] += 1
         for g, group in enumerate(self.schema.groups):
+            tail = path[group.needed(len(path)).start :]
             if group.tail is not None:
-                tail = path[group.needed(len(path)).start :]
                 self._table.hits[g, tail] = np.minimum(self._table.hits[g, tail] + 1, MANY)
+            self._backup.hit(g, tail)
 
     def _touch_storage(self, path: Ids) -> None:
         """Tell storage of a hit in any tier, ancestors last."""
@@ -387,15 +393,6 @@ class Cache:
             keys = [self.transfers.key(g, key) for key in self._table.keys(pages)]
             moves.append(Move(g, _NONE, _NONE, _NONE, keys))
         self.transfers.submit(Ticket(TOUCH, moves))
-
-    def _limit(self, present: list[NDArray[np.bool_]], pages: int) -> str | None:
-        """The first group that keeps a hit from being one page longer; None: the tree ends."""
-        for group, has in zip(self.schema.groups, present, strict=True):
-            needed = group.needed(pages + 1)
-            counts = group.required or self.policy.missing == "strict"
-            if counts and pages < len(has) and not has[needed.start : needed.stop].all():
-                return group.name
-        return None
 
     def _trace(self, lease: Lease, fetched: Ids) -> None:
         """Note for each page of a hit the lowest tier that any group of it comes from; for one
@@ -430,6 +427,11 @@ class Cache:
         if name not in TIERS:
             raise RequestError(f"no memory tier is called {name!r}: there are {', '.join(TIERS)}")
         return (self._device, self._host)[TIERS.index(name)]
+
+    @property
+    def making_room(self) -> bool:
+        """Device slots will be free, without anybody's doing, when copies under way have landed."""
+        return self._backup.leaving
 
     @property
     def idle(self) -> bool:

@@ -117,8 +117,21 @@ def serve(
         ),
     ] = "strict",
     hicache_write_policy: Annotated[
-        str, option(STORAGE, "When pages go down a tier: write_through, as soon as computed.")
+        str,
+        option(
+            STORAGE,
+            "When pages go down a tier: write_through, as soon as computed; "
+            "write_through_selective, when hit twice; write_back, when the device evicts them.",
+        ),
     ] = "write_through",
+    eviction_policy: Annotated[
+        str,
+        option(
+            MEMORY,
+            "What goes first: lru, least recently used; lfu, least often hit; "
+            "priority, of the lowest priority.",
+        ),
+    ] = "lru",
     hicache_storage_backend: Annotated[
         Literal["file"] | None, option(STORAGE, "Where pages outlive the server.")
     ] = None,
@@ -129,7 +142,12 @@ def serve(
         float, option(STORAGE, "Quota in GiB over all that the directory holds.")
     ] = 16.0,
     hicache_storage_prefetch_policy: Annotated[
-        str, option(STORAGE, "What a request waits for: wait_complete, for all that storage has.")
+        str,
+        option(
+            STORAGE,
+            "What a request waits for: wait_complete, for all that storage has; best_effort, "
+            "for nothing; timeout, at most 1 s and 0.25 s per 1,000 tokens.",
+        ),
     ] = "wait_complete",
     speculative_algorithm: Annotated[
         Literal["EAGLE", "EAGLE3", "NEXTN", "STANDALONE"] | None,
@@ -174,6 +192,7 @@ def serve(
         storage_bytes=round(hicache_storage_size * GIB),
         prefetch_policy=hicache_storage_prefetch_policy,
         write_policy=hicache_write_policy,
+        eviction=eviction_policy,
         missing=missing_policy,
         chunked_prefill_size=chunked_prefill_size,
         max_running=max_running_requests,
@@ -195,6 +214,51 @@ def demo(
 
     if not run(json):
         raise typer.Exit(1)
+
+
+def pages(text: str) -> int | None:
+    """A number of pages; None for "inf"."""
+    if text == "inf":
+        return None
+    if not text.isdecimal() or int(text) < 1:
+        raise typer.BadParameter(f"{text!r} is neither a number of pages, 1 or more, nor inf")
+    return int(text)
+
+
+@app.command()
+def replay(
+    traces: Annotated[
+        list[Path], typer.Argument(metavar="TRACE...", help="Traces: .jsonl, .jsonl.xz.")
+    ],
+    device_pages: Annotated[
+        str, typer.Option(help="Pages that the device holds; inf: all there are.", metavar="N|inf")
+    ] = "inf",
+    host_pages: Annotated[int, typer.Option(help="Pages that the host holds.", min=0)] = 0,
+    storage_pages: Annotated[int, typer.Option(help="Pages that storage holds.", min=0)] = 0,
+    write_policy: Annotated[
+        str, typer.Option(help="write_through, write_through_selective or write_back.")
+    ] = "write_through",
+    eviction: Annotated[str, typer.Option(help="lru, lfu or priority.")] = "lru",
+    together: Annotated[
+        bool, typer.Option("--together", help="Replay all files as one stream, in this order.")
+    ] = False,
+    json: Annotated[Path | None, typer.Option(help="Also write the figures to this file.")] = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option(help="Also draw hits against device pages, for every eviction order."),
+    ] = None,
+) -> None:
+    """Tell what would be hit: replay traces on the real cache, without a model or any bytes.
+
+    A page is a block of the trace. Each file has a cache of its own, unless --together.
+    """
+    from .policy import Policy, eviction_order
+    from .sim.replay import Capacity
+    from .sim.run import run
+
+    capacity = Capacity(pages(device_pages), host_pages, storage_pages)
+    policy = Policy(eviction_order(eviction), write=write_policy)
+    run(traces, capacity, policy, together, json, plot)
 
 
 @app.command()

@@ -4,10 +4,13 @@ long as it was. Only the cache changes them; everybody reads them on the schedul
 from __future__ import annotations
 
 import itertools
+import time
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
+
+from .schema import RequestError
 
 Ids = NDArray[np.int32]
 
@@ -54,9 +57,14 @@ class Lease:
     lasting: frozenset[int] = frozenset()  # those of them that hits are expected to end at
     waiting: int = 0  # transfers this lease still waits for
     explanation: Explanation = field(default_factory=Explanation)
+    priority: int = 0  # of its pages, where eviction is by priority
     detached: bool = False  # its path left the tree: what it computes stays private
     released: bool = False
     serial: int = field(default_factory=_serial.__next__)
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.priority <= 255:
+            raise RequestError(f"priority must be from 0 to 255, not {self.priority}")
 
     @property
     def ready(self) -> bool:
@@ -103,4 +111,5 @@ class Prefetch:
     queued: bool = False  # in line for host memory
     done: bool = False  # nothing more will come
     closed: bool = False
+    begun: float = field(default_factory=time.monotonic)  # seconds
     serial: int = field(default_factory=_serial.__next__)

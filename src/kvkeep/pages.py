@@ -29,6 +29,8 @@ _COLUMNS: dict[str, tuple[type, int]] = {
     "pins": (np.int32, 0),
     "used": (np.int64, 0),
     "hits": (np.uint8, 0),
+    "reused": (np.int32, 0),
+    "priority": (np.uint8, 0),
     "stored": (np.bool_, False),
 }
 
@@ -48,6 +50,8 @@ class PageTable:
     pins      [tiers, groups, pages]  users of the slot; it stays while there are any
     used      [groups, pages]   clock of the last admit or commit that needed it
     hits      [groups, pages]   hits that needed it, up to ``MANY``; of groups with a tail
+    reused    [pages]           hits whose path it was on
+    priority  [pages]           highest priority of the requests whose path it was on, 0 to 255
     stored    [groups, pages]   hint: it was written to, or read from, storage
     ========= ================= ==================================================================
     """
@@ -60,6 +64,8 @@ class PageTable:
     pins: Ids
     used: NDArray[np.int64]
     hits: NDArray[np.uint8]
+    reused: Ids
+    priority: NDArray[np.uint8]
     stored: NDArray[np.bool_]
 
     def __init__(self, groups: int, capacity: int = 1024) -> None:
@@ -130,6 +136,10 @@ class PageTable:
         """Next clock value. A counter, so that the same requests give the same decisions."""
         self.clock += 1
         return self.clock
+
+    def rank(self, path: Ids, priority: int) -> None:
+        """A whole path is at least as important as this."""
+        self.priority[path] = np.maximum(self.priority[path], priority)
 
     def keys(self, ids: Ids) -> list[bytes]:
         """Chained keys of these pages."""

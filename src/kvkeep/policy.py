@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +17,8 @@ Order = Callable[[PageTable, int, Ids], NDArray[np.int64]]
 """``order(table, group, ids) -> [len(ids)]`` int64: the lowest is evicted first. An ancestor must
 never be lower than its descendants, for groups that need every page."""
 
-_DEPTH_BITS = 24
+_DEPTH_BITS, _RANK_BITS = 20, 8
+"""Of 63: prompts have up to a million pages; the clock has 35, a year of 1,000 ticks a second."""
 
 
 def lru(table: PageTable, group: int, ids: Ids) -> NDArray[np.int64]:
@@ -29,6 +31,56 @@ def lru(table: PageTable, group: int, ids: Ids) -> NDArray[np.int64]:
     return used + ((1 << _DEPTH_BITS) - 1 - table.depth[ids])
 
 
+def lfu(table: PageTable, group: int, ids: Ids) -> NDArray[np.int64]:
+    """Least often hit first, then as :func:`lru`. Hits count up to 255, and are never forgotten
+    while the page is there.
+
+    A hit counts for its whole path, so an ancestor's count is the maximum over all below it.
+    """
+    return _ranked(np.minimum(table.reused[ids], (1 << _RANK_BITS) - 1), table, group, ids)
+
+
+def priority(table: PageTable, group: int, ids: Ids) -> NDArray[np.int64]:
+    """Lowest priority of a request first, then as :func:`lru`.
+
+    A page has the highest priority of all requests whose path it was on, so an ancestor's is the
+    maximum over all below it.
+    """
+    return _ranked(table.priority[ids], table, group, ids)
+
+
+def _ranked(rank: NDArray[Any], table: PageTable, group: int, ids: Ids) -> NDArray[np.int64]:
+    """By ``rank`` in [0, 255], then as :func:`lru`."""
+    high: NDArray[np.int64] = rank.astype(np.int64) << (63 - _RANK_BITS)
+    return high + lru(table, group, ids)
+
+
+EVICTION: dict[str, Order] = {"lru": lru, "lfu": lfu, "priority": priority}
+"""Eviction orders by name. To add one, put a function of type :data:`Order` here before the cache
+is made; it may read any column of the table. What is counted for whole paths at once is leaf-first
+by itself; what is not must take the maximum over a page and its descendants."""
+
+
+def eviction_order(name: str) -> Order:
+    """The order of this name.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    if name not in EVICTION:
+        raise ConfigError(f"eviction must be one of {', '.join(EVICTION)}, not {name!r}")
+    return EVICTION[name]
+
+
+WRITE = ("write_through", "write_through_selective", "write_back")
+"""When pages go down a tier: as soon as computed; when hit ``Policy.write_hits`` times; or when
+the device evicts them, which keeps the memory tiers exclusive."""
+
+PREFETCH = ("wait_complete", "best_effort", "timeout")
+"""What a request waits for: all that storage has; nothing, it takes what has come when its turn
+comes; or all, but only so long. What comes later, comes for others."""
+
+
 @dataclass(frozen=True, slots=True)
 class Policy:
     """What the cache does where there is a choice.
@@ -38,20 +90,31 @@ class Policy:
     """
 
     eviction: Order = lru
-    prefetch: str = "wait_complete"  # a request waits for its prefetch
-    write: str = "write_through"  # every committed page goes to host and storage
+    prefetch: str = "wait_complete"  # one of PREFETCH
+    prefetch_seconds: float = 1.0  # that timeout waits at most, ...
+    prefetch_seconds_per_1k: float = 0.25  # ... and so much more per 1,000 tokens of the prompt
+    write: str = "write_through"  # one of WRITE
+    write_hits: int = 2  # of a page, until write_through_selective takes it down
+    write_ahead: float = 0.02  # of device slots: what write_back keeps free, evicting early
     missing: str = "strict"  # "strict": an absent group shortens the hit; "lenient": serve without
     # optional groups; "stale": as lenient, over slots with somebody else's bytes (a control)
     snapshot_pages: int | None = None  # interim snapshots of running state every so many pages
     prefetch_share: float = 0.5  # of host slots that prefetches may hold
     stall_seconds: float = 10.0  # a storage call that takes longer counts as a failure
 
+    @property
+    def strict(self) -> bool:
+        """An absent group shortens the hit, also one that is not required."""
+        return self.missing == "strict"
+
     def __post_init__(self) -> None:
         if not 0 < self.prefetch_share <= 1 or self.stall_seconds <= 0:
             raise ConfigError("prefetch_share must be in (0, 1], stall_seconds above 0")
+        if self.write_hits < 1 or not 0 <= self.write_ahead < 1:
+            raise ConfigError("write_hits must be at least 1, write_ahead in [0, 1)")
         for name, known in (
-            ("prefetch", ("wait_complete",)),
-            ("write", ("write_through",)),
+            ("prefetch", PREFETCH),
+            ("write", WRITE),
             ("missing", ("strict", "lenient", "stale")),
         ):
             if getattr(self, name) not in known:

@@ -7,6 +7,7 @@ prefetch brought, or found on the host, stays pinned there until the request is 
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 
 import numpy as np
@@ -56,6 +57,16 @@ class Prefetcher:
         ]
         self._transfers.submit(Ticket(PROBE, moves, [prefetch], present))
         return prefetch
+
+    def late(self, prefetch: Prefetch) -> bool:
+        """Whether the policy is not to wait for it, or not any longer."""
+        policy = self._policy
+        tokens = len(prefetch.raw) / 4
+        limit = {
+            "best_effort": 0.0,
+            "timeout": policy.prefetch_seconds + policy.prefetch_seconds_per_1k * tokens / 1000,
+        }.get(policy.prefetch, float("inf"))
+        return time.monotonic() - prefetch.begun >= limit
 
     def probed(self, ticket: Ticket) -> None:
         """Storage answered: the prefetch knows how far it may reach and gets in line."""

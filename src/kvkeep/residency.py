@@ -8,7 +8,7 @@ recycled with the last hold, so ids never alias.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,6 +37,7 @@ class Residency:
         self.tree = Tree(schema.page_tokens)
         self.device = Tier(self.table, DEVICE, device_slots, order)
         self.host = Tier(self.table, HOST, host_slots, order)
+        self.demote: Callable[[int, int], None] | None = None  # makes room on the device instead
         self._vital = [g.required and g.tail is None for g in schema.groups]
 
     def add(self, namespace: str, path: Ids, raw: bytes, keys: list[bytes]) -> Ids:
@@ -56,9 +57,13 @@ class Residency:
         ]
 
     def make_room(self, tier: Tier, group: int, count: int) -> int:
-        """Evict until ``count`` slots are free, or nothing may go; the slots free now."""
+        """Evict until ``count`` slots are free, or nothing may go; the slots free now.
+
+        Fewer are free, too, while pages are on their way down: later there will be more."""
         short = count - tier.free_slots(group)
-        if short > 0:
+        if short > 0 and tier is self.device and self.demote is not None:
+            self.demote(group, short)
+        elif short > 0:
             self.evict(tier, group, short)
         return tier.free_slots(group)
 

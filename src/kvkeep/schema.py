@@ -211,6 +211,15 @@ class Schema:
             fits &= missing == missing[np.maximum(first, 0)]
         return int(np.flatnonzero(fits)[-1])  # n = 0 always fits
 
+    def limit(self, present: Sequence[NDArray[np.bool_]], pages: int, strict: bool) -> str | None:
+        """The first group that keeps a hit from being one page longer; None: the tree ends."""
+        for group, has in zip(self.groups, present, strict=True):
+            needed = group.needed(pages + 1)
+            counts = group.required or strict
+            if counts and pages < len(has) and not has[needed.start : needed.stop].all():
+                return group.name
+        return None
+
 
 def root_key(namespace: str) -> bytes:
     """The chained key that the first page of ``namespace`` follows."""

@@ -62,6 +62,7 @@ class DeviceSlots:
             if not fits:
                 break
         if fits:
+            self._table.rank(lease.path, lease.priority)
             return moves
         for move in moves:
             self._host.unpin(move.group, move.pages)

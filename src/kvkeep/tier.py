@@ -128,13 +128,19 @@ class Tier:
     def evict(self, group: int, count: int) -> Ids:
         """Drop up to ``count`` pages, the first in order first; returns them."""
         gone: list[Ids] = []
-        while count > 0 and len(pages := self._queues[group].take(count)):
+        while count > 0 and len(pages := self.victims(group, count)):
             self.drop(group, pages)
             gone.append(pages)
             count -= len(pages)
         pages = np.concatenate(gone) if gone else np.empty(0, dtype=np.int32)
         self.evicted[group] += len(pages)
         return pages
+
+    def victims(self, group: int, count: int) -> Ids:
+        """At most ``count`` pages that go first, in order; none if none may go.
+
+        The caller drops or pins all of them before it asks again."""
+        return self._queues[group].take(count)
 
     def resident(self, group: int) -> Ids:
         """Every page with a slot here."""
@@ -190,9 +196,7 @@ class _Queue:
             )
 
     def take(self, count: int) -> Ids:
-        """Some pages, at most ``count``, the first to go first; none if none may go.
-
-        The caller drops them before it asks again."""
+        """As :meth:`Tier.victims`."""
         while True:
             if not len(self._pages) and not self._refill(count):
                 return self._pages
@@ -202,7 +206,8 @@ class _Queue:
                 self._horizon = None
             good = self._tier.evictable(self._group, pages)
             good &= self._order(self._tier.table, self._group, pages) == keys
-            good[1:] &= pages[1:] != pages[:-1]  # offered twice: the same key, so side by side
+            same = (pages[1:] == pages[:-1]) & (keys[1:] == keys[:-1])
+            good[1:] &= ~same  # offered twice; side by side with another key, the older is stale
             if good.any():
                 return pages[good]
 

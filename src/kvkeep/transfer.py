@@ -221,12 +221,15 @@ class Transfers:
             self._lanes[_LANE_OF.get(kind, kind)].submit(ticket)
         return ticket
 
-    def landed(self) -> list[Ticket]:
-        """Tickets that came back since the last call, each with a flag per page."""
+    def landed(self, kind: str = "") -> list[Ticket]:
+        """Tickets that came back since the last call, each with a flag per page.
+
+        ``kind``: only tickets of this kind; others wait for the next call."""
         self._watch()
-        back = []
-        while self._done:
-            back.append(self._done.popleft())
+        back: list[Ticket] = []
+        for _ in range(len(self._done)):
+            ticket = self._done.popleft()
+            (back if kind in ("", ticket.kind) else self._done).append(ticket)
         for ticket in back:
             self.pending.remove(ticket)
         return back

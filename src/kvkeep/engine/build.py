@@ -12,7 +12,7 @@ from ..media.memory import Memory
 from ..models.base import Draft
 from ..models.drafts import load_draft
 from ..models.hf import Target, load_target, load_tokenizer
-from ..policy import Policy
+from ..policy import Policy, eviction_order
 from ..schema import Identity, Schema
 from ..stores.base import Store
 from ..stores.file import FileStore
@@ -66,6 +66,7 @@ def build(config: EngineConfig, store: OpenStore = open_store) -> Parts:
     context = context_length(config, schema, device, target.context_length, lookahead)
     memory = Memory(schema, device, host, str(target.device))
     policy = Policy(
+        eviction=eviction_order(config.eviction),
         prefetch=config.prefetch_policy,
         write=config.write_policy,
         missing=config.missing,

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 
+from ..policy import EVICTION, PREFETCH, WRITE
 from ..schema import ConfigError
 
 GIB = 1 << 30
@@ -35,8 +36,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     host_ratio: float = 2.0  # --hicache-ratio
     storage_dir: Path | None = None  # None: no storage tier
     storage_bytes: int = 16 * GIB  # one quota over everything in storage_dir
-    prefetch_policy: str = "wait_complete"
-    write_policy: str = "write_through"
+    prefetch_policy: str = "wait_complete"  # one of policy.PREFETCH
+    write_policy: str = "write_through"  # one of policy.WRITE
+    eviction: str = "lru"  # a name in policy.EVICTION
     missing: str = "strict"  # "strict", "lenient"; "stale" is a measuring control, never safe
     chunked_prefill_size: int = 512  # tokens of prefill per step
     max_running: int = 64  # requests
@@ -49,8 +51,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             "dtype": ("auto", "float32", "bfloat16", "float16"),
             "kv_dtype": ("auto", "float32", "bfloat16", "float16", "fp8_e4m3"),
             "device": ("auto", "cpu", "cuda"),
-            "prefetch_policy": ("wait_complete",),
-            "write_policy": ("write_through",),
+            "prefetch_policy": PREFETCH,
+            "write_policy": WRITE,
+            "eviction": tuple(EVICTION),
             "missing": ("strict", "lenient", "stale"),
         }
         for name, allowed in choices.items():

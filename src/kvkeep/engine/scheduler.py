@@ -135,7 +135,7 @@ class Scheduler:
         ahead = self._lookahead if end == seq.length else 1
         while not self._cache.grow(seq.lease, end + ahead):
             youngest = self.running[-1]
-            if youngest is seq and len(self.running) == 1:
+            if self._cache.making_room or (youngest is seq and len(self.running) == 1):
                 return False  # slots come free when transfers under way have landed
             self._preempt(youngest)
             if youngest is seq:

@@ -1,0 +1,180 @@
+"""Replay of a trace on the real cache: its tree, table, tiers and policies, without any bytes.
+
+Lanes complete at once, one request runs at a time, and a page is a block of the trace. So the
+figures are exact and the same in every run: they depend on capacities and policies alone.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..cache import Cache
+from ..media.memory import Copy
+from ..policy import Policy
+from ..schema import Component, Group, Identity, Key, Schema
+from ..transfer import Ticket, Work
+from .traces import Trace
+
+Ids = NDArray[np.int32]
+
+TIERS = ("device", "host", "storage")
+_SCHEMA = Schema(Identity("replay"), 1, (Group("full", (Component("k", (0,), (1,), "U8"),)),))
+_COMPUTED = np.array([-1], dtype=np.int32)  # the one token that a hit always leaves
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """Pages that each tier holds."""
+
+    device: int | None = None  # None: all there are
+    host: int = 0
+    storage: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a replay counted, in pages."""
+
+    requests: int
+    pages: int  # of all requests
+    hits: dict[str, int]  # by tier, and "total"
+    evictions: dict[str, int]  # by tier; what goes down a tier is evicted from the upper one
+
+    @property
+    def ratio(self) -> float:
+        """Hits per page."""
+        return self.hits["total"] / max(1, self.pages)
+
+    def __add__(self, other: Result) -> Result:
+        """Both, counted together."""
+        return Result(
+            self.requests + other.requests,
+            self.pages + other.pages,
+            {key: count + other.hits[key] for key, count in self.hits.items()},
+            {key: count + other.evictions[key] for key, count in self.evictions.items()},
+        )
+
+
+class NoBytes:
+    """Media whose copies are no work."""
+
+    def save(self, copies: Sequence[Copy]) -> None: ...
+    def load(self, copies: Sequence[Copy]) -> None: ...
+    def bodies(self, group: int, slots: Ids) -> list[memoryview]:
+        return [memoryview(b"")] * len(slots)
+
+
+class AtOnce:
+    """A lane that carries out what is submitted before it returns."""
+
+    def __init__(self, name: str, work: Work, report: Callable[[Ticket], None]) -> None:
+        self._work, self._report = work, report
+
+    def submit(self, ticket: Ticket) -> None:
+        self._work([ticket])
+        self._report(ticket)
+
+    def withdraw(self) -> list[Ticket]:
+        return []
+
+    def close(self, timeout: float) -> None: ...
+
+
+class KeyStore:
+    """A store of so many records that keeps their keys alone, least recently used first."""
+
+    def __init__(self, capacity: int) -> None:
+        self.faults: Counter[str] = Counter()
+        self.evicted = 0
+        self._capacity = capacity
+        self._keys: dict[Key, None] = {}
+
+    def probe(self, keys: Sequence[Key]) -> list[bool]:
+        return [key in self._keys for key in keys]
+
+    def read(self, keys: Sequence[Key], out: Sequence[memoryview]) -> list[bool]:
+        return self.probe(keys)
+
+    def write(self, keys: Sequence[Key], records: Sequence[memoryview]) -> list[bool]:
+        for key in reversed(keys):  # ancestors last, as in touch
+            self._keys.pop(key, None)
+            self._keys[key] = None
+        while len(self._keys) > self._capacity:
+            del self._keys[next(iter(self._keys))]
+            self.evicted += 1
+        return self.probe(keys)
+
+    def touch(self, keys: Sequence[Key]) -> None:
+        for key in keys:
+            if key in self._keys:
+                del self._keys[key]
+                self._keys[key] = None
+
+    def delete(self, keys: Sequence[Key]) -> None:
+        for key in keys:
+            self._keys.pop(key, None)
+
+    def close(self) -> None: ...
+
+
+def replay(
+    trace: Trace,
+    capacity: Capacity,
+    policy: Policy | None = None,
+    tell: Callable[[], None] = lambda: None,
+) -> Result:
+    """Serve the requests of ``trace`` in order, one at a time.
+
+    The longest prefix that is there is a hit; it stays where it is, or comes up, while the rest is
+    put in. Of a request longer than the device, the head that fits is served.
+
+    Args:
+        policy: what evicts what, and what goes down when.
+        tell: called after each request.
+    """
+    device = trace.distinct + 1 if capacity.device is None else capacity.device
+    policy = replace(policy or Policy(), write_ahead=0.0)  # copies take no time
+    # What is copied down and up at once needs a place for a moment; between requests it is free.
+    spare = min(trace.longest, device) if capacity.host and policy.write == "write_back" else 0
+    store = KeyStore(capacity.storage) if capacity.storage else None
+    host = capacity.host + spare
+    cache = Cache(_SCHEMA, [device], [host], store, policy, NoBytes(), AtOnce)
+    for blocks, priority in zip(trace, trace.priorities, strict=True):
+        _serve(cache, blocks[:device], priority)
+        cache.residency.make_room(cache.residency.host, 0, spare)
+        tell()
+    hits = {tier: cache.counts[f"hit_tokens_total{{tier={tier}}}"] for tier in TIERS}
+    evicted = (cache.residency.device.evicted[0], cache.residency.host.evicted[0])
+    cache.close()
+    return Result(
+        len(trace),
+        len(trace.blocks),
+        hits | {"total": sum(hits.values())},
+        dict(zip(TIERS, (*evicted, store.evicted if store else 0), strict=True)),
+    )
+
+
+def _serve(cache: Cache, blocks: Ids, priority: int) -> None:
+    tokens = np.concatenate((blocks, _COMPUTED))
+    prefetch = cache.prefetch(tokens) if cache.store else None
+    while prefetch and not cache.ready(prefetch):
+        cache.tick()
+    lease = cache.admit(tokens, prefetch=prefetch, priority=priority)
+    assert lease is not None  # it is alone, and no longer than the device
+    _settle(cache)  # what is loaded lands
+    cache.grow(lease, len(blocks))
+    cache.commit(lease, blocks)
+    cache.release(lease)
+    _settle(cache)
+
+
+def _settle(cache: Cache) -> None:
+    """Until nothing is on its way: what lands may set off more."""
+    cache.tick()
+    while cache.transfers.pending:
+        cache.tick()

@@ -1,0 +1,272 @@
+"""Replay of traces: the figures of real ones, and of random ones beside a slow simulation."""
+
+from __future__ import annotations
+
+import json
+import lzma
+import random
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import kvkeep.tier
+from kvkeep import cli
+from kvkeep.policy import EVICTION, Policy
+from kvkeep.schema import ConfigError
+from kvkeep.sim import plot
+from kvkeep.sim.replay import Capacity, Result, replay
+from kvkeep.sim.traces import Trace, read_trace
+
+DATA = Path(__file__).parent / "data"
+SYNTHETIC = DATA / "mooncake_synthetic_first500.jsonl"
+CODING = DATA / "weka_coding_dev40_blk64.jsonl.xz"
+
+
+@pytest.fixture(scope="module")
+def synthetic() -> Trace:
+    return read_trace([SYNTHETIC])
+
+
+@pytest.fixture(scope="module")
+def coding() -> Trace:
+    return read_trace([CODING])
+
+
+def write(file: Path, requests: list[list[int]], **more: int) -> Path:
+    lines = (json.dumps({"timestamp": 0, "hash_ids": ids, **more}) for ids in requests)
+    file.write_text("\n".join(lines) + "\n")
+    return file
+
+
+# --- real traces; the integers are those of two other implementations
+
+
+@pytest.mark.parametrize(
+    ("device", "hits"), [(None, 1084), (10_000, 1049), (5000, 597), (1000, 145)]
+)
+def test_synthetic(synthetic: Trace, device: int | None, hits: int) -> None:
+    result = replay(synthetic, Capacity(device))
+    assert (result.requests, result.pages) == (500, 12_833)
+    assert result.hits == {"device": hits, "host": 0, "storage": 0, "total": hits}
+    assert (result.evictions["device"] > 0) == (device is not None)
+
+
+@pytest.mark.parametrize(
+    ("device", "hits"), [(None, 1_025_948), (10_000, 913_294), (5000, 661_222)]
+)
+def test_coding(coding: Trace, device: int | None, hits: int) -> None:
+    """At 5,000, a flat LRU that touches the head first would hit 56%, FIFO less."""
+    result = replay(coding, Capacity(device))
+    assert (result.requests, result.pages, result.hits["total"]) == (1263, 1_096_271, hits)
+
+
+@pytest.mark.parametrize(("device", "host"), [(300, 700), (1000, 4000), (5000, 5000)])
+def test_two_exclusive_tiers_hit_as_one(synthetic: Trace, device: int, host: int) -> None:
+    one = replay(synthetic, Capacity(device + host))
+    two = replay(synthetic, Capacity(device, host), Policy(write="write_back"))
+    assert two.hits["total"] == one.hits["total"]
+    assert two.evictions["host"] == one.evictions["device"]
+    assert two.hits["device"] == replay(synthetic, Capacity(device)).hits["total"]
+
+
+def test_with_all_in_storage_nothing_is_missed(synthetic: Trace) -> None:
+    for policy in ("write_through", "write_back"):
+        result = replay(synthetic, Capacity(300, 600, 13_000), Policy(write=policy))
+        assert result.hits["total"] == 1084
+        assert result.hits["storage"] > 0 == result.evictions["storage"]
+
+
+def test_storage_evicts_too(synthetic: Trace) -> None:
+    result = replay(synthetic, Capacity(300, 600, 5000))
+    assert result.evictions["storage"] > 0
+    assert result.hits["total"] < 1084
+
+
+def test_selective_saves_what_is_hit_often(coding: Trace) -> None:
+    few = replay(coding, Capacity(2000, 4000), Policy(write="write_through_selective"))
+    all_of_it = replay(coding, Capacity(2000, 4000))
+    assert few.hits["device"] == all_of_it.hits["device"] == 335_100
+    assert 0 < few.evictions["host"] < all_of_it.evictions["host"]
+
+
+# --- random traces
+
+
+def simulate(trace: Trace, capacity: int, rank: str) -> Result:
+    """One tier, the slow way: of the blocks that nobody continues, the lowest goes."""
+    above: dict[int, int | None] = {}  # resident blocks, and the one before each
+    used: dict[int, int] = {}
+    reused: dict[int, int] = {}
+    hits = evictions = 0
+    for now, blocks in enumerate(trace):
+        path = [int(block) for block in blocks]
+        count = next((i for i, block in enumerate(path) if block not in above), len(path))
+        hits += count
+        for block in path[:count]:
+            used[block], reused[block] = now, reused[block] + 1
+        for i in range(count, len(path)):
+            if len(above) == capacity:
+                leaves = above.keys() - set(above.values()) - set(path[:i])
+                if not leaves:
+                    break
+                keys = {b: (reused[b] if rank == "lfu" else 0, used[b]) for b in leaves}
+                del above[min(leaves, key=keys.__getitem__)]
+                evictions += 1
+            block = path[i]
+            above[block], used[block], reused[block] = path[i - 1] if i else None, now, 0
+    total = {"device": hits, "host": 0, "storage": 0, "total": hits}
+    return Result(
+        len(trace), len(trace.blocks), total, {"device": evictions, "host": 0, "storage": 0}
+    )
+
+
+def tree_walks(rng: random.Random, requests: int) -> list[list[int]]:
+    """Paths in a tree whose blocks are numbered so that deeper ones have higher numbers."""
+    names: dict[tuple[int, ...], int] = {}
+    paths = []
+    for _ in range(requests):
+        depth = rng.randrange(12)
+        steps = tuple(min(2, int(rng.expovariate(1.5))) for _ in range(depth))
+        prefixes = [steps[: i + 1] for i in range(depth)]
+        paths.append([names.setdefault(p, 10_000 * len(p) + len(names)) for p in prefixes])
+    return paths
+
+
+@pytest.mark.parametrize("select", [0.02, 0.4])
+@pytest.mark.parametrize("rank", ["lru", "lfu"])
+def test_random_traces_beside_a_slow_simulation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank: str, select: float
+) -> None:
+    """Also where victims are put in order many at a time, and change before they go."""
+    monkeypatch.setattr(kvkeep.tier, "_SELECT", select)
+    rng = random.Random(5)
+    for _ in range(8):
+        trace = read_trace([write(tmp_path / "t.jsonl", tree_walks(rng, 120))])
+        for capacity in (1, 5, 14, 40):
+            result = replay(trace, Capacity(capacity), Policy(EVICTION[rank]))
+            assert result == simulate(trace, capacity, rank)
+
+
+def test_of_a_request_that_is_too_long_the_head_is_put_in(tmp_path: Path) -> None:
+    trace = read_trace([write(tmp_path / "t.jsonl", [[1, 2, 3, 4, 5], [1, 2, 3, 4, 5]])])
+    assert replay(trace, Capacity(3)).hits["total"] == 3
+    assert replay(trace, Capacity(3, 4), Policy(write="write_back")).hits["total"] == 3
+
+
+def test_priorities_are_read(tmp_path: Path) -> None:
+    """What comes once with a high priority outlives what comes later without."""
+    important = write(tmp_path / "a.jsonl", [[1, 2, 3]], priority=9)
+    others = write(tmp_path / "b.jsonl", [[7, 8], [10, 11], [12, 13], [1, 2, 3]])
+    trace = read_trace([important, others])
+    assert replay(trace, Capacity(5), Policy(EVICTION["priority"])).hits["total"] == 3
+    assert replay(trace, Capacity(5)).hits["total"] == 0
+
+
+# --- traces
+
+
+def test_a_trace_is_its_blocks_by_dense_ids(tmp_path: Path) -> None:
+    trace = read_trace([write(tmp_path / "t.jsonl", [[700, 10**25], [], [700, 3]])])
+    assert [blocks.tolist() for blocks in trace] == [[0, 1], [], [0, 2]]
+    assert (len(trace), trace.distinct, trace.longest) == (3, 3, 2)
+    assert replay(trace, Capacity()).hits["total"] == 1
+
+
+def test_an_empty_trace_is_no_error(tmp_path: Path) -> None:
+    assert replay(read_trace([write(tmp_path / "t.jsonl", [])]), Capacity()).ratio == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        (
+            "t.jsonl",
+            b'{"hash_ids": [1]}\n{"hash_ids": "no"}\n',
+            "t.jsonl, line 2: Expected `array`",
+        ),
+        ("t.jsonl", b"{}", "t.jsonl, line 1: .*hash_ids"),
+        ("t.jsonl", b'{"hash_ids": [1], "priority": 256}', "t.jsonl, line 1"),
+        ("t.jsonl.xz", b"not compressed", "t.jsonl.xz, line 1"),
+        ("t.jsonl.xz", lzma.compress(b'{"hash_ids": [1]}\n' * 9)[:-20], "t.jsonl.xz, line"),
+    ],
+)
+def test_what_is_no_trace_is_told(tmp_path: Path, name: str, content: bytes, message: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ConfigError, match=message):
+        read_trace([tmp_path / name])
+
+
+# --- the command
+
+
+def command(*words: object) -> str:
+    result = CliRunner().invoke(cli.app, ["replay", *map(str, words)], env={"COLUMNS": "140"})
+    if result.exception and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result.output
+
+
+def test_the_command_prints_and_writes_figures(tmp_path: Path) -> None:
+    out = tmp_path / "figures.json"
+    flags = "--device-pages 1000 --host-pages 4000 --write-policy write_back --eviction lru"
+    shown = command(SYNTHETIC, *flags.split(), "--json", out)
+    assert "12,833" in shown
+    assert "4.65%" in shown
+    assert json.loads(out.read_text()) == {
+        "requests": 500,
+        "pages": 12_833,
+        "hits": {"device": 145, "host": 452, "storage": 0, "total": 597},
+        "evictions": {"device": 11_688, "host": 7236, "storage": 0},
+    }
+
+
+def test_several_traces(tmp_path: Path) -> None:
+    a = write(tmp_path / "a.jsonl", [[1, 2], [1, 2]])
+    b = write(tmp_path / "b.jsonl", [[1, 2, 3]])
+    out = tmp_path / "figures.json"
+    assert "all" in command(a, b, "--json", out)
+    figures = json.loads(out.read_text())
+    assert (figures["requests"], figures["pages"], figures["hits"]["total"]) == (3, 7, 2)
+    assert [trace["hits"]["total"] for trace in figures["traces"].values()] == [2, 0]
+    command(a, b, "--together", "--json", out)
+    figures = json.loads(out.read_text())
+    assert figures["hits"]["total"] == 4
+    assert "traces" not in figures
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--eviction fifo", "eviction must be one of lru, lfu, priority, not 'fifo'"),
+        ("--write-policy never", "write policy must be one of write_through,"),
+    ],
+)
+def test_unknown_policies_are_refused(flags: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        command(SYNTHETIC, *flags.split())
+
+
+def test_a_number_of_pages_is_one() -> None:
+    for pages in ("0", "-1", "many"):
+        assert "neither a number of pages" in command(SYNTHETIC, "--device-pages", pages)
+
+
+# --- the plot
+
+
+def test_a_plot_needs_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(ConfigError, match=r"pip install 'kvkeep\[plot\]'"):
+        command(SYNTHETIC, "--plot", tmp_path / "plot.svg")
+
+
+def test_a_plot_has_a_line_per_order(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    trace = write(tmp_path / "t.jsonl", tree_walks(random.Random(1), 50))
+    command(trace, "--plot", tmp_path / "plot.svg")
+    drawn = (tmp_path / "plot.svg").read_text()
+    assert drawn.startswith("<?xml")
+    with pytest.raises(ConfigError, match="cannot write the plot"):
+        plot.draw(tmp_path / "plot.docx", [plot.Line("lru", [1, 2], [0.1, 0.2])])
