@@ -83,9 +83,14 @@ def test_a_fingerprint_names_everything_that_bytes_depend_on() -> None:
 
 def test_how_a_group_is_used_does_not_name_its_bytes() -> None:
     """More room to roll back, or a hit that may do without it: the records are as good."""
-    for change in ({"working": 5}, {"required": False}):
+    for change in ({"working": 5, "tail": 1}, {"required": False}):
         other = replace(FULL, **change)
         assert SCHEMA.fingerprint(other) == SCHEMA.fingerprint(FULL)
+
+
+def test_snapshots_need_a_tail() -> None:
+    with pytest.raises(ConfigError, match="snapshots"):
+        replace(FULL, working=1)
 
 
 def test_ranks_share_what_is_not_sharded() -> None:
