@@ -6,18 +6,26 @@ VENV   := .venv
 RUN    := $(VENV)/bin/python
 PIP    := $(RUN) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 READY  := $(VENV)/.ready
+OLDEST := .venv-oldest
+
+MODEL_TESTS := $(addprefix tests/,test_families.py test_models.py test_runner.py test_survey.py \
+	test_states.py test_drafts.py test_draft_tiers.py test_load_drafts.py test_standalone.py \
+	engine/test_kinds.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format clean
+.PHONY: help demo test test-oldest lint format clean
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' Makefile
 
 demo: $(READY) ## watch a draft model keep its speed through a cache restore
 	@$(RUN) -m kvkeep demo
 
 test: $(READY) ## run the tests, with coverage of the cache
 	@$(RUN) -m pytest --numprocesses auto --dist loadfile --cov --cov-report=term $(ARGS)
+
+test-oldest: $(OLDEST)/.ready ## run the tests of models and drafts on the oldest transformers supported
+	@$(OLDEST)/bin/python -m pytest --numprocesses auto --dist loadfile $(MODEL_TESTS) $(ARGS)
 
 lint: $(READY) ## check format, style, types and the direction of imports
 	@$(RUN) -m ruff format --check --quiet
@@ -30,7 +38,7 @@ format: $(READY) ## format the code
 	@$(RUN) -m ruff check --quiet --fix
 
 clean: ## remove the environment and all caches
-	@rm -rf $(VENV) .coverage .*_cache .hypothesis
+	@rm -rf $(VENV) $(OLDEST) .coverage .*_cache .hypothesis
 
 # torch comes first and alone: which build suits a machine is pip's choice, not another package's.
 $(READY): pyproject.toml constraints.txt
@@ -41,4 +49,14 @@ $(READY): pyproject.toml constraints.txt
 	@$(PIP) torch
 	@echo "[3/3] installing kvkeep and its tools"
 	@$(PIP) --editable '.[dev]'
+	@touch $@
+
+$(OLDEST)/.ready: pyproject.toml constraints.txt
+	@echo "[1/2] creating $(OLDEST)"
+	@$(PYTHON) -m venv $(OLDEST)
+	@grep -vE '^(transformers|huggingface[-_]hub)==' constraints.txt >$(OLDEST)/constraints.txt
+	@echo 'transformers==5.17.0' >>$(OLDEST)/constraints.txt
+	@echo "[2/2] installing torch, then kvkeep and its tools"
+	@$(OLDEST)/bin/python -m pip install --quiet --disable-pip-version-check --constraint $(OLDEST)/constraints.txt torch
+	@$(OLDEST)/bin/python -m pip install --quiet --disable-pip-version-check --constraint $(OLDEST)/constraints.txt --editable '.[dev]'
 	@touch $@
