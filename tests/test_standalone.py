@@ -44,7 +44,8 @@ def test_chains_are_what_the_draft_would_say(family: str, target: Target, tmp_pa
         for chain in seq.proposals:
             with torch.no_grad():
                 logits = plain(torch.tensor([text[:at] + chain[:-1]])).logits[0]
-            assert chain == logits[at - 1 :].argmax(-1).tolist()
+            said = logits[at - 1 :]  # soft-capped logits may tie: any of the best will do
+            assert (said.amax(-1) - said[range(len(chain)), chain] < 1e-4).all()
             at += next((i for i, t in enumerate(chain) if t != text[at + i]), len(chain)) + 1
 
 
