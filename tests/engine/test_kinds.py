@@ -49,6 +49,7 @@ def test_a_prefix_comes_back_from_every_tier(
         rig.check_idle()
     for tier, answer in found:
         assert answer.cached == {"device": 0, "host": 0, "storage": 0} | {tier: HIT}
+        assert (answer.finished.usage.load_ms > 0) == (tier != "device")
         assert answer.tokens == cold.tokens
         assert not draft or answer.proposals == cold.proposals
 

@@ -91,7 +91,8 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     completion_tokens: int
     cached_tokens: dict[str, int]  # by tier: "device", "host", "storage"
     limited_by: str | None = None  # the group that kept the hit from being longer, if one did
-    loaded_bytes: int = 0  # moved up for this request
+    loaded_bytes: int = 0  # moved up for this request ...
+    load_ms: float = 0.0  # ... in so long, from host to device
     wait_ms: float = 0.0  # from arrival to scheduling
     ttft_ms: float = 0.0  # from arrival to the first token
     decode_ms: float = 0.0  # from the first token to the last

@@ -112,6 +112,7 @@ class Sequence:
             cached_tokens={"device": 0, "host": 0, "storage": 0} | seen.tokens,
             limited_by=seen.limited_by,
             loaded_bytes=seen.loaded_bytes,
+            load_ms=seen.load_ms,
             wait_ms=1e3 * max(0.0, t.scheduled - t.arrived),
             ttft_ms=1e3 * max(0.0, t.first_token - t.arrived),
             decode_ms=1e3 * (t.last_token - t.first_token),
