@@ -17,12 +17,13 @@ from numpy.typing import NDArray
 from .audit import Owned, check_owned, count_owned
 from .backup import Backup
 from .lease import Explanation, Lease, Prefetch, Share
+from .loading import Loader
 from .media.memory import Memory
-from .pages import DEVICE, MANY, NO_SLOT, TIERS
+from .pages import DEVICE, MANY, TIERS
 from .policy import Policy
 from .prefetch import Prefetcher
 from .residency import Residency
-from .schema import Closed, InvariantError, RequestError, Residence, Schema, chain_keys, root_key
+from .schema import Closed, InvariantError, RequestError, Schema, chain_keys, root_key
 from .slots import DeviceSlots
 from .stores.base import Store
 from .tier import Tier
@@ -82,8 +83,11 @@ class Cache:
         self._slots = DeviceSlots(self.residency, self.policy)
         self._backup = Backup(self.residency, self.transfers, self.policy, self.counts)
         self._prefetcher = Prefetcher(self.residency, self.transfers, self.policy, self.counts)
+        self._loader = Loader(
+            self.residency, self.transfers, self._slots, self._backup, self.policy, self.counts
+        )
         self._apply: dict[str, Callable[[Ticket], None]] = {
-            LOAD: self._loaded,
+            LOAD: self._loader.loaded,
             SAVE: self._backup.saved,
             WRITE: self._backup.written,
             READ: self._prefetcher.read,
@@ -153,17 +157,14 @@ class Cache:
         if moves is None:
             self.release(lease)
             return None
-        self._trace(lease, prefetch.fetched if prefetch else _NONE)
         if pages:
             self._stamp(path)
             self._count_hit(path)
             self._touch_storage(path)
-        self._load(lease, moves)
+        self._loader.begin(lease, moves, prefetch.fetched if prefetch else _NONE)
         self.counts["lenient_hits_total"] += any(not s.whole for s in lease.shares.values())
         if prefetch:
             self._prefetcher.close(prefetch)
-        if lease.ready:
-            self._explain(lease)
         return lease
 
     def fits(self, tokens: NDArray[np.int32], namespace: str, total: int, chunk: int) -> bool:
@@ -186,23 +187,6 @@ class Cache:
             if self._device.free_slots(g) + idle + shared < need:
                 return False
         return True
-
-    def _load(self, lease: Lease, moves: list[Move]) -> None:
-        """Submit what is to be loaded, and join what others are loading already."""
-        for ticket in self.transfers.pending:
-            if ticket.kind == LOAD and ticket.touches(lease.path):
-                ticket.waiters.append(lease)
-                lease.waiting += 1
-        moves = [move for move in moves if len(move.pages)]
-        if not moves:
-            return
-        for move in moves:
-            self._device.adopt(move.group, move.pages, move.target, Residence.WRITING)
-            self._table.hold(move.pages)
-            size = self.schema.groups[move.group].page_bytes
-            lease.explanation.loaded_bytes += len(move.pages) * size
-        lease.waiting += 1
-        self.transfers.submit(Ticket(LOAD, moves, [lease]))
 
     # --- while it runs
 
@@ -289,60 +273,6 @@ class Cache:
         self._prefetcher.advance()
         self._backup.advance()
 
-    def _loaded(self, ticket: Ticket) -> None:
-        """A host-to-device ticket came back. Landing stamps nothing."""
-        for move in ticket.moves:
-            self._device.publish(move.group, move.pages[move.landed])
-            self._host.unpin(move.group, move.pages)
-            self.residency.drop(self._device, move.group, move.pages[~move.landed])
-            self._backup.loaded(move.group, move.pages[move.landed])
-            self.counts["missed_loads_total"] += int(np.count_nonzero(~move.landed))
-        for lease in ticket.waiters:
-            lease.waiting -= 1
-            if not lease.released:
-                self._take_landed(lease, ticket)
-                if lease.ready:
-                    self._settle(lease, ticket)
-        for move in ticket.moves:
-            self.residency.unhold(move.pages)
-
-    def _take_landed(self, lease: Lease, ticket: Ticket) -> None:
-        """Pin what this lease waited for, before anything else may evict it."""
-        for move in ticket.moves:
-            group = self.schema.groups[move.group]
-            share = lease.shares[group.name]
-            ids = move.pages[move.landed]
-            at = self._table.depth[ids]
-            ids, at = ids[at < lease.pages], at[at < lease.pages]
-            first = max(group.needed(lease.pages).start, share.valid_from)
-            mine = (lease.path[at] == ids) & (share.slots[at] == NO_SLOT) & (at >= first)
-            self._slots.pin(move.group, share, ids[mine])
-
-    def _settle(self, lease: Lease, ticket: Ticket) -> None:
-        """Everything landed or failed: apply the hit rule again, to what is on the device."""
-        has = [
-            (lease.shares[group.name].slots[: lease.pages] != NO_SLOT)
-            | self._table.where(DEVICE, g, lease.path, Residence.LIVE)
-            for g, group in enumerate(self.schema.groups)
-        ]
-        pages = self.schema.usable(has, self.policy.strict)
-        lease.explanation.load_ms = 1e3 * (time.monotonic() - ticket.submitted)
-        if pages < lease.pages:
-            lease.explanation.limited_by = self.schema.limit(has, pages, self.policy.strict)
-            for g, group in enumerate(self.schema.groups):
-                self._slots.let_go(g, lease.shares[group.name], lease.path, pages)
-            self.residency.unhold(lease.path[pages:])
-            lease.path = lease.path[:pages]
-        for g, group in enumerate(self.schema.groups):
-            share, needed = lease.shares[group.name], group.needed(pages)
-            gaps = needed.start + np.flatnonzero(~has[g][needed.start : pages])
-            if self.policy.missing != "stale":  # gaps are left only where a hit does without
-                share.whole = not len(gaps)
-                share.valid_from = int(gaps[-1]) + 1 if len(gaps) else 0
-            at = np.arange(max(needed.start, share.valid_from), pages)
-            self._slots.pin(g, share, lease.path[at[share.slots[at] == NO_SLOT]])
-        self._explain(lease)
-
     def _contain(self, ticket: Ticket) -> None:
         """Drop what a broken transfer touched, let nobody wait for it, and count holds and pins
         anew from their owners."""
@@ -353,7 +283,7 @@ class Cache:
         for waiter in ticket.waiters:
             waiter.waiting = 0
             if isinstance(waiter, Lease) and not waiter.released:
-                self._settle(waiter, ticket)
+                self._loader.settle(waiter, ticket)
             elif isinstance(waiter, Prefetch):
                 waiter.done = True
         self.residency.recount(*self._owned()[:2])
@@ -393,26 +323,6 @@ class Cache:
             keys = [self.transfers.key(g, key) for key in self._table.keys(pages)]
             moves.append(Move(g, _NONE, _NONE, _NONE, keys))
         self.transfers.submit(Ticket(TOUCH, moves))
-
-    def _trace(self, lease: Lease, fetched: Ids) -> None:
-        """Note for each page of a hit the lowest tier that any group of it comes from; for one
-        that no group needs any more, the lowest of all."""
-        path = lease.path
-        above, needed = np.ones(len(path), dtype=bool), np.zeros(len(path), dtype=bool)
-        for g, group in enumerate(self.schema.groups):
-            first = max(group.needed(len(path)).start, lease.shares[group.name].valid_from)
-            above[first:] &= ~self._table.where(DEVICE, g, path[first:], Residence.ABSENT)
-            needed[first:] = True
-        lease.origin = np.where(above, 0, np.where(np.isin(path, fetched), 2, 1))
-        lease.origin[~needed] = lease.origin.max(initial=0)
-
-    def _explain(self, lease: Lease) -> None:
-        """The hit is final: say, and count, where its tokens came from."""
-        pages = np.bincount(lease.origin[: lease.pages], minlength=3)
-        for tier, count in zip(("device", "host", "storage"), pages.tolist(), strict=True):
-            tokens = count * self.schema.page_tokens
-            lease.explanation.tokens[tier] = tokens
-            self.counts[f"hit_tokens_total{{tier={tier}}}"] += tokens
 
     # --- for operators
 

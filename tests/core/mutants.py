@@ -25,7 +25,7 @@ MUTANTS = [
     Mutant(
         "landing stamps",
         "a child becomes newer than its ancestor, so the ancestor goes first",
-        "cache.py",
+        "loading.py",
         "            self._device.publish(move.group, move.pages[move.landed])\n",
         "            self._device.publish(move.group, move.pages[move.landed])\n"
         "            self._table.used[move.group, move.pages] = self._table.tick()\n",
@@ -321,7 +321,7 @@ MUTANTS = [
     Mutant(
         "loads under way are not joined",
         "a lease is ready while its pages are on their way",
-        "cache.py",
+        "loading.py",
         "if ticket.kind == LOAD and ticket.touches(lease.path):",
         "if False:",
         killer="test_cache.py: 64_requests",
@@ -329,7 +329,7 @@ MUTANTS = [
     Mutant(
         "the hit rule is not run again after a failed load",
         "a request runs on pages that are not there",
-        "cache.py",
+        "loading.py",
         "        if pages < lease.pages:\n            lease.explanation",
         "        if False:\n            lease.explanation",
         killer="test_cache.py: load_that_fails_shortens",
@@ -337,7 +337,7 @@ MUTANTS = [
     Mutant(
         "a hit is judged by what the lease waited for alone",
         "pages that somebody else brought meanwhile are thrown away",
-        "cache.py",
+        "loading.py",
         "            | self._table.where(DEVICE, g, lease.path, Residence.LIVE)\n",
         "",
         killer="test_cache.py: there_at_last",

@@ -1,0 +1,145 @@
+"""Loading: host to device, from a lease's grant until its hit is final.
+
+Pages that are being loaded for others are joined, not loaded again. When everything that a lease
+waits for has landed or failed, the hit rule is run once more, on what is there then.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .backup import Backup
+from .lease import Lease
+from .pages import DEVICE, NO_SLOT
+from .policy import Policy
+from .residency import Residency
+from .schema import Residence
+from .slots import DeviceSlots
+from .transfer import LOAD, Move, Ticket, Transfers
+
+Ids = NDArray[np.int32]
+
+
+class Loader:
+    """All loads under way. The scheduler's thread only."""
+
+    def __init__(
+        self,
+        residency: Residency,
+        transfers: Transfers,
+        slots: DeviceSlots,
+        backup: Backup,
+        policy: Policy,
+        counts: Counter[str],
+    ) -> None:
+        self._residency, self._transfers = residency, transfers
+        self._slots, self._backup = slots, backup
+        self._policy, self._counts = policy, counts
+        self._schema, self._table = residency.schema, residency.table
+        self._device, self._host = residency.device, residency.host
+
+    def begin(self, lease: Lease, moves: list[Move], fetched: Ids) -> None:
+        """Submit what is to be loaded, and join what others are loading already.
+
+        Args:
+            moves: host to device, sources pinned and targets reserved; some may be empty.
+            fetched: pages that were read from storage for this lease.
+        """
+        self._trace(lease, fetched)
+        self._join(lease)
+        moves = [move for move in moves if len(move.pages)]
+        for move in moves:
+            self._device.adopt(move.group, move.pages, move.target, Residence.WRITING)
+            self._table.hold(move.pages)
+            size = self._schema.groups[move.group].page_bytes
+            lease.explanation.loaded_bytes += len(move.pages) * size
+        if moves:
+            lease.waiting += 1
+            self._transfers.submit(Ticket(LOAD, moves, [lease]))
+        if lease.ready:
+            self._explain(lease)
+
+    def _join(self, lease: Lease) -> None:
+        """Wait for what others are loading already."""
+        for ticket in self._transfers.pending:
+            if ticket.kind == LOAD and ticket.touches(lease.path):
+                ticket.waiters.append(lease)
+                lease.waiting += 1
+
+    def loaded(self, ticket: Ticket) -> None:
+        """A host-to-device ticket came back. Landing stamps nothing."""
+        for move in ticket.moves:
+            self._device.publish(move.group, move.pages[move.landed])
+            self._host.unpin(move.group, move.pages)
+            self._residency.drop(self._device, move.group, move.pages[~move.landed])
+            self._backup.loaded(move.group, move.pages[move.landed])
+            self._counts["missed_loads_total"] += int(np.count_nonzero(~move.landed))
+        for lease in ticket.waiters:
+            lease.waiting -= 1
+            if not lease.released:
+                self._take_landed(lease, ticket)
+                if lease.ready:
+                    self.settle(lease, ticket)
+        for move in ticket.moves:
+            self._residency.unhold(move.pages)
+
+    def _take_landed(self, lease: Lease, ticket: Ticket) -> None:
+        """Pin what this lease waited for, before anything else may evict it."""
+        for move in ticket.moves:
+            group = self._schema.groups[move.group]
+            share = lease.shares[group.name]
+            ids = move.pages[move.landed]
+            at = self._table.depth[ids]
+            ids, at = ids[at < lease.pages], at[at < lease.pages]
+            first = max(group.needed(lease.pages).start, share.valid_from)
+            mine = (lease.path[at] == ids) & (share.slots[at] == NO_SLOT) & (at >= first)
+            self._slots.pin(move.group, share, ids[mine])
+
+    def settle(self, lease: Lease, ticket: Ticket) -> None:
+        """Everything landed or failed: apply the hit rule again, to what is on the device."""
+        has = [
+            (lease.shares[group.name].slots[: lease.pages] != NO_SLOT)
+            | self._table.where(DEVICE, g, lease.path, Residence.LIVE)
+            for g, group in enumerate(self._schema.groups)
+        ]
+        pages = self._schema.usable(has, self._policy.strict)
+        lease.explanation.load_ms = 1e3 * (time.monotonic() - ticket.submitted)
+        if pages < lease.pages:
+            lease.explanation.limited_by = self._schema.limit(has, pages, self._policy.strict)
+            for g, group in enumerate(self._schema.groups):
+                self._slots.let_go(g, lease.shares[group.name], lease.path, pages)
+            self._residency.unhold(lease.path[pages:])
+            lease.path = lease.path[:pages]
+        for g, group in enumerate(self._schema.groups):
+            share, needed = lease.shares[group.name], group.needed(pages)
+            gaps = needed.start + np.flatnonzero(~has[g][needed.start : pages])
+            if self._policy.missing != "stale":  # gaps are left only where a hit does without
+                share.whole = not len(gaps)
+                share.valid_from = int(gaps[-1]) + 1 if len(gaps) else 0
+            at = np.arange(max(needed.start, share.valid_from), pages)
+            self._slots.pin(g, share, lease.path[at[share.slots[at] == NO_SLOT]])
+        self._explain(lease)
+
+    def _trace(self, lease: Lease, fetched: Ids) -> None:
+        """Note for each page of a hit the lowest tier that any group of it comes from; for one
+        that no group needs any more, the lowest of all."""
+        path = lease.path
+        above, needed = np.ones(len(path), dtype=bool), np.zeros(len(path), dtype=bool)
+        for g, group in enumerate(self._schema.groups):
+            first = max(group.needed(len(path)).start, lease.shares[group.name].valid_from)
+            above[first:] &= ~self._table.where(DEVICE, g, path[first:], Residence.ABSENT)
+            needed[first:] = True
+        lease.origin = np.where(above, 0, np.where(np.isin(path, fetched), 2, 1))
+        lease.origin[~needed] = lease.origin.max(initial=0)
+
+    def _explain(self, lease: Lease) -> None:
+        """The hit is final: say, and count, where its tokens came from."""
+        pages = np.bincount(lease.origin[: lease.pages], minlength=3)
+        for tier, count in zip(("device", "host", "storage"), pages.tolist(), strict=True):
+            tokens = count * self._schema.page_tokens
+            lease.explanation.tokens[tier] = tokens
+            self._counts[f"hit_tokens_total{{tier={tier}}}"] += tokens
