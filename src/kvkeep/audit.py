@@ -22,17 +22,15 @@ from numpy.typing import NDArray
 from .lease import Lease, Prefetch
 from .pages import DEVICE, HOST, NO_SLOT
 from .residency import Residency
-from .schema import InvariantError
+from .schema import Ids, InvariantError
 from .transfer import LOAD, SAVE, WRITE, Ticket
-
-Ids = NDArray[np.int32]
 
 
 class Owned(NamedTuple):
     """What the owners of pages and slots have, counted."""
 
-    holds: Ids  # [pages]
-    pins: Ids  # [tiers, groups, pages]
+    holds: NDArray[np.int32]  # [pages]
+    pins: NDArray[np.int32]  # [tiers, groups, pages]
     private: list[int]  # device slots, by group
 
 
@@ -73,7 +71,9 @@ def count_owned(
     return Owned(holds, pins, private)
 
 
-def check_owned(residency: Residency, holds: Ids, pins: Ids, private: list[int]) -> None:
+def check_owned(
+    residency: Residency, holds: NDArray[np.int32], pins: NDArray[np.int32], private: list[int]
+) -> None:
     """Raise InvariantError unless holds, pins and private slots are just those of their owners."""
     table = residency.table
     if (holds != table.holds).any() or (pins != table.pins).any():

@@ -16,10 +16,8 @@ from numpy.typing import NDArray
 from .pages import DEVICE, HOST
 from .policy import Policy
 from .residency import Residency
-from .schema import Residence
+from .schema import NO_IDS, NO_SLOTS, Ids, Residence
 from .transfer import SAVE, WRITE, Move, Ticket, Transfers
-
-Ids = NDArray[np.int32]
 
 _PINNED_SHARE = 0.5  # of the host's slots that storage writes may pin at once
 
@@ -191,7 +189,7 @@ class Backup:
             return None
         self._writing[group] += len(ready)
         keys = [self._transfers.key(group, key) for key in table.keys(ready)]
-        return Move(group, ready, residency.host.pin(group, ready), _NONE, keys)
+        return Move(group, ready, residency.host.pin(group, ready), NO_SLOTS, keys)
 
     def written(self, ticket: Ticket) -> None:
         """A host-to-storage ticket came back."""
@@ -208,7 +206,7 @@ class Backup:
         """All of one line, each page once: further entries give their holds back."""
         line, lines[group] = lines[group], []
         if not line:
-            return _NONE
+            return NO_IDS
         waiting = np.concatenate(line)
         first = np.zeros(len(waiting), dtype=bool)
         first[np.unique(waiting, return_index=True)[1]] = True
@@ -227,9 +225,6 @@ class Backup:
     def held(self) -> list[Ids]:
         """Id arrays in line, each a hold; for :meth:`Cache.check`."""
         return [ids for lines in (self._unsaved, self._unwritten) for line in lines for ids in line]
-
-
-_NONE = np.empty(0, dtype=np.int32)
 
 
 def _split(pages: Ids, fit: NDArray[np.bool_], room: int) -> tuple[Ids, Ids]:

@@ -23,7 +23,17 @@ from .pages import DEVICE, MANY, TIERS
 from .policy import Policy
 from .prefetch import Prefetcher
 from .residency import Residency
-from .schema import Closed, InvariantError, RequestError, Schema, chain_keys, root_key
+from .schema import (
+    NO_IDS,
+    NO_SLOTS,
+    Closed,
+    Ids,
+    InvariantError,
+    RequestError,
+    Schema,
+    chain_keys,
+    root_key,
+)
 from .slots import DeviceSlots
 from .stores.base import Store
 from .tier import Tier
@@ -42,10 +52,8 @@ from .transfer import (
     Transfers,
 )
 
-Ids = NDArray[np.int32]
 log = logging.getLogger(__name__)
 
-_NONE = np.empty(0, dtype=np.int32)
 _NO_GAPS = np.empty(0, dtype=np.intp)
 
 
@@ -108,7 +116,7 @@ class Cache:
         Close it with :meth:`admit` or :meth:`cancel`.
         """
         self._check_open()
-        return self._prefetcher.begin(self._raw(tokens), namespace)
+        return self._prefetcher.begin(bytes(self._raw(tokens)), namespace)
 
     def ready(self, prefetch: Prefetch) -> bool:
         """Whether the prefetch policy lets the request be scheduled now. Nobody waits for storage
@@ -161,7 +169,7 @@ class Cache:
             self._stamp(path)
             self._count_hit(path)
             self._touch_storage(path)
-        self._loader.begin(lease, moves, prefetch.fetched if prefetch else _NONE)
+        self._loader.begin(lease, moves, prefetch.fetched if prefetch else NO_IDS)
         self.counts["lenient_hits_total"] += any(not s.whole for s in lease.shares.values())
         if prefetch:
             self._prefetcher.close(prefetch)
@@ -181,10 +189,8 @@ class Cache:
             if group.tail is not None:
                 step = 0 if group.working else 1 + self._pages(chunk)  # snapshots need no room
                 need = min(need, group.tail + step) + group.working
-            resident = self._device.resident(g)
-            idle = np.count_nonzero(self._device.evictable(g, resident))
-            shared = np.count_nonzero(self._table.pins[DEVICE, g, path])
-            if self._device.free_slots(g) + idle + shared < need:
+            shared = np.count_nonzero(self._table.pins[DEVICE, g][path])
+            if self._device.available(g) + shared < need:
                 return False
         return True
 
@@ -227,16 +233,14 @@ class Cache:
             return
         size = self.schema.page_tokens
         run = np.ascontiguousarray(tokens[first * size : last * size], dtype="<i4")
-        raw = run.tobytes()
+        raw = run.view(np.uint8).data
         if first:
             known = self._tree.below(int(lease.path[-1]), first - 1, raw)
         else:
             known = self._tree.match(lease.namespace, raw)
         path = np.concatenate((lease.path, known))
-        parent = self._table.keys(path[-1:])[0] if len(path) else root_key(lease.namespace)
-        keys = chain_keys(parent, run[len(known) * size :], size)
         rest = raw[len(known) * self._tree.page_bytes :]
-        fresh = self.residency.add(lease.namespace, path, rest, keys)
+        fresh = self.residency.add(lease.namespace, path, rest, self._keys(lease, path, rest))
         lease.path = np.concatenate((path, fresh))
         self._table.hold(lease.path[first:])
         self._stamp(lease.path)
@@ -290,10 +294,18 @@ class Cache:
 
     # --- small things
 
-    def _raw(self, tokens: NDArray[np.int32]) -> bytes:
-        """Token bytes of the pages that a hit may use: at least one token is computed."""
+    def _raw(self, tokens: NDArray[np.int32]) -> memoryview:
+        """Token bytes of the pages that a hit may use: at least one token is computed. A view."""
         pages = (len(tokens) - 1) // self.schema.page_tokens
-        return np.ascontiguousarray(tokens[: pages * self.schema.page_tokens], "<i4").tobytes()
+        whole = np.ascontiguousarray(tokens[: pages * self.schema.page_tokens], "<i4")
+        return whole.view(np.uint8).data
+
+    def _keys(self, lease: Lease, path: Ids, raw: memoryview) -> list[bytes]:
+        """Chained keys of the pages ``raw`` that follow ``path``; none if there is no storage."""
+        if self.store is None:
+            return []
+        parent = self._table.keys(path[-1:])[0] if len(path) else root_key(lease.namespace)
+        return chain_keys(parent, raw, self.schema.page_tokens)
 
     def _pages(self, tokens: int) -> int:
         return -(-tokens // self.schema.page_tokens)
@@ -321,7 +333,7 @@ class Cache:
         for g, group in enumerate(self.schema.groups):
             pages = path[group.needed(len(path)).start :][::-1]
             keys = [self.transfers.key(g, key) for key in self._table.keys(pages)]
-            moves.append(Move(g, _NONE, _NONE, _NONE, keys))
+            moves.append(Move(g, NO_IDS, NO_SLOTS, NO_SLOTS, keys))
         self.transfers.submit(Ticket(TOUCH, moves))
 
     # --- for operators

@@ -10,9 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from .schema import RequestError
-
-Ids = NDArray[np.int32]
+from .schema import NO_IDS, NO_SLOTS, Ids, RequestError, Slots
 
 _serial = itertools.count()
 
@@ -37,11 +35,11 @@ class Share:
                  |  absent  |   committed: slot or -1  |   private    |
     """
 
-    slots: Ids  # device slot of each page; -1: none (absent, or slid out of reach)
+    slots: Slots  # device slot of each page; -1: none (absent, or slid out of reach)
     owned: NDArray[np.bool_]  # True: the lease's own; False: pinned through the page's row
     valid_from: int = 0  # pages before this one hold nothing that may be read
     whole: bool = True  # False: its prefix has gaps, so what follows stays private
-    working: Ids = field(default_factory=lambda: np.empty(0, dtype=np.int32))  # running state
+    working: Slots = field(default_factory=lambda: NO_SLOTS)  # running state
 
 
 @dataclass(slots=True)
@@ -52,7 +50,7 @@ class Lease:
     path: Ids  # page ids of the committed pages, in order; each is held
     shares: dict[str, Share]  # by group name
     # of each page of the hit, lowest tier it came from: 0 device, 1 host, 2 storage
-    origin: NDArray[np.intp] = field(default_factory=lambda: np.empty(0, dtype=np.intp))
+    origin: NDArray[np.intp] = field(default_factory=lambda: NO_IDS)
     cuts: list[int] = field(default_factory=list)  # token positions, sorted: see next_cut
     lasting: frozenset[int] = frozenset()  # those of them that hits are expected to end at
     waiting: int = 0  # transfers this lease still waits for
@@ -76,11 +74,11 @@ class Lease:
         """Committed pages, the hit included."""
         return len(self.path)
 
-    def slots(self, group: str) -> Ids:
+    def slots(self, group: str) -> Slots:
         """Block table: ``[capacity in pages]`` int32 device slots of ``group``; -1: none."""
         return self.shares[group].slots
 
-    def working(self, group: str) -> Ids:
+    def working(self, group: str) -> Slots:
         """``[Group.working]`` int32 device slots of ``group`` for the request's running state."""
         return self.shares[group].working
 
@@ -104,9 +102,9 @@ class Prefetch:
     keys: list[bytes] = field(default_factory=list)  # chained keys of those pages
     present: list[NDArray[np.bool_]] = field(default_factory=list)  # by group: memory or storage
     reach: int = 0  # pages that memory and storage together make usable
-    path: Ids = field(default_factory=lambda: np.empty(0, dtype=np.int32))  # each held once
+    path: Ids = field(default_factory=lambda: NO_IDS)  # each held once
     pinned: list[tuple[int, Ids]] = field(default_factory=list)  # host pins: (group, pages)
-    fetched: Ids = field(default_factory=lambda: np.empty(0, dtype=np.int32))  # from storage
+    fetched: Ids = field(default_factory=lambda: NO_IDS)  # from storage
     waiting: int = 0  # transfers under way
     queued: bool = False  # in line for host memory
     done: bool = False  # nothing more will come

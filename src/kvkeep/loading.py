@@ -10,18 +10,15 @@ import time
 from collections import Counter
 
 import numpy as np
-from numpy.typing import NDArray
 
 from .backup import Backup
 from .lease import Lease
 from .pages import DEVICE, NO_SLOT
 from .policy import Policy
 from .residency import Residency
-from .schema import Residence
+from .schema import Ids, Residence
 from .slots import DeviceSlots
 from .transfer import LOAD, Move, Ticket, Transfers
-
-Ids = NDArray[np.int32]
 
 
 class Loader:

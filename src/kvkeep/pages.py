@@ -7,12 +7,12 @@ Only the scheduler's thread touches it.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
-from .schema import InvariantError, Residence
-
-Ids = NDArray[np.int32]
+from .schema import NO_IDS, Ids, InvariantError, Residence
 
 DEVICE, HOST = 0, 1
 TIERS = ("device", "host")
@@ -22,6 +22,7 @@ MANY = 2  # hits that make a place worth keeping: one is how any conversation go
 _COLUMNS: dict[str, tuple[type, int]] = {
     # name: (dtype, what a fresh row holds)
     "depth": (np.int32, 0),
+    "parent": (np.int32, -1),
     "holds": (np.int32, 0),
     "dying": (np.bool_, False),
     "slot": (np.int32, NO_SLOT),
@@ -35,6 +36,47 @@ _COLUMNS: dict[str, tuple[type, int]] = {
 }
 
 
+def count(flags: NDArray[Any]) -> int:
+    """How many are not zero."""
+    return int(np.count_nonzero(flags))
+
+
+_ABSENT = int(Residence.ABSENT)  # NumPy is five times as slow to compare with an enum's member
+
+
+class FreeList:
+    """Numbers that nobody has, of page ids or slots; the last ones given back go first."""
+
+    def __init__(self, capacity: int) -> None:
+        self._stack = np.empty(0, dtype=np.intp)
+        self._size = 0
+        self.grow(capacity)
+
+    def __len__(self) -> int:
+        return self._size
+
+    @property
+    def ids(self) -> Ids:
+        """All of them. A view."""
+        return self._stack[: self._size]
+
+    def grow(self, capacity: int) -> None:
+        """Numbers from the old capacity to the new one are free, too."""
+        old = len(self._stack)
+        self._stack = np.concatenate((self._stack, np.empty(capacity - old, dtype=np.intp)))
+        self.give(np.arange(capacity - 1, old - 1, -1))
+
+    def take(self, size: int) -> Ids:
+        """``size`` of them; there must be as many."""
+        self._size -= size
+        return self._stack[self._size : self._size + size][::-1].copy()
+
+    def give(self, ids: Ids) -> None:
+        """Take them back."""
+        self._stack[self._size : self._size + len(ids)] = ids
+        self._size += len(ids)
+
+
 class PageTable:
     """Columns by page id.
 
@@ -42,6 +84,7 @@ class PageTable:
     column    shape             meaning
     ========= ================= ==================================================================
     depth     [pages]           pages before this one in its prompt
+    parent    [pages]           the page before; -1: it is the first of its prompt
     key       [pages, 32] uint8 chained key
     holds     [pages]           leases, prefetches and tickets that know this id
     dying     [pages]           gone from the tree; id and slots are recycled with the last hold
@@ -56,15 +99,16 @@ class PageTable:
     ========= ================= ==================================================================
     """
 
-    depth: Ids
-    holds: Ids
+    depth: NDArray[np.int32]
+    parent: NDArray[np.int32]
+    holds: NDArray[np.int32]
     dying: NDArray[np.bool_]
-    slot: Ids
+    slot: NDArray[np.int32]
     state: NDArray[np.uint8]
-    pins: Ids
+    pins: NDArray[np.int32]
     used: NDArray[np.int64]
     hits: NDArray[np.uint8]
-    reused: Ids
+    reused: NDArray[np.int32]
     priority: NDArray[np.uint8]
     stored: NDArray[np.bool_]
 
@@ -80,7 +124,7 @@ class PageTable:
         lead |= {"used": (groups,), "hits": (groups,), "stored": (groups,)}
         for name, (dtype, _) in _COLUMNS.items():
             setattr(self, name, np.empty((*lead.get(name, ()), 0), dtype=dtype))
-        self._free: list[int] = []
+        self._free = FreeList(0)
         self._grow(capacity)
 
     def __len__(self) -> int:
@@ -94,33 +138,34 @@ class PageTable:
             more = np.full((*column.shape[:-1], capacity - old), fresh, dtype=column.dtype)
             setattr(self, name, np.concatenate((column, more), axis=-1))
         self.key = np.concatenate((self.key, np.zeros((capacity - old, 32), dtype=np.uint8)))
-        self._free.extend(range(capacity - 1, old - 1, -1))
+        self._free.grow(capacity)
 
-    def allocate(self, first: int, keys: list[bytes]) -> Ids:
-        """Fresh ids for consecutive pages of one prompt.
+    def allocate(self, path: Ids, size: int, keys: list[bytes]) -> Ids:
+        """Fresh ids for ``size`` consecutive pages that follow ``path``.
 
         Args:
-            first: depth of the first page.
-            keys: chained keys, one a page.
+            keys: chained keys, one a page; none where nobody will ask for them.
         """
-        count = len(keys)
-        if count == 0:
-            return np.empty(0, dtype=np.int32)
-        if count > len(self._free):
-            self._grow(max(2 * len(self.depth), len(self.depth) + count))
-        ids = np.array(self._free[-count:][::-1], dtype=np.int32)
-        del self._free[-count:]
-        self.depth[ids] = np.arange(first, first + count)
-        self.key[ids] = np.frombuffer(b"".join(keys), dtype=np.uint8).reshape(count, 32)
+        if size == 0:
+            return NO_IDS
+        if size > len(self._free):
+            self._grow(max(2 * len(self.depth), len(self.depth) + size))
+        ids = self._free.take(size)
+        self.depth[ids] = np.arange(len(path), len(path) + size)
+        self.parent[ids[1:]] = ids[:-1]
+        self.parent[ids[0]] = path[-1] if len(path) else -1
+        if keys:
+            self.key[ids] = np.frombuffer(b"".join(keys), dtype=np.uint8).reshape(size, 32)
         return ids
 
     def recycle(self, ids: Ids) -> None:
         """Give ids back. They have no slots, no holds, and are in no tree."""
-        if self.holds[ids].any() or (self.slot[:, :, ids] != NO_SLOT).any():
+        if count(self.holds[ids]) or any(count(row[ids] != NO_SLOT) for row in _rows(self.slot)):
             raise InvariantError("a page id is recycled while it is held or has slots")
         for name, (_, fresh) in _COLUMNS.items():
-            getattr(self, name)[..., ids] = fresh
-        self._free.extend(ids.tolist())
+            for row in _rows(getattr(self, name)):
+                row[ids] = fresh
+        self._free.give(ids)
 
     def hold(self, ids: Ids) -> None:
         """Keep these ids from being recycled."""
@@ -129,7 +174,7 @@ class PageTable:
     def unhold(self, ids: Ids) -> None:
         """Take back one hold of each. The caller reaps what is dying and no longer held."""
         self.holds[ids] -= 1
-        if (self.holds[ids] < 0).any():
+        if count(self.holds[ids] < 0):
             raise InvariantError("a page is held less than never")
 
     def tick(self) -> int:
@@ -148,17 +193,18 @@ class PageTable:
 
     def where(self, tier: int, group: int, ids: Ids, state: Residence) -> NDArray[np.bool_]:
         """Which of these pages are in ``state``."""
-        found: NDArray[np.bool_] = self.state[tier, group, ids] == state
+        found: NDArray[np.bool_] = self.state[tier, group][ids] == int(state)
         return found
 
     def resident(self, group: int, ids: Ids) -> NDArray[np.bool_]:
         """Which of these pages have a slot, or one being filled, in either memory tier."""
-        found: NDArray[np.bool_] = (self.state[:, group, ids] != Residence.ABSENT).any(axis=0)
+        device, host = self.state[DEVICE, group], self.state[HOST, group]
+        found: NDArray[np.bool_] = (device[ids] | host[ids]) != _ABSENT
         return found
 
     def check(self) -> None:
         """Raise InvariantError unless all columns agree with each other."""
-        free = np.bincount(np.array(self._free, dtype=np.int64), minlength=len(self.depth))
+        free = np.bincount(self._free.ids, minlength=len(self.depth))
         if free.max() > 1:
             raise InvariantError("a page id is free twice")
         empty = self.slot == NO_SLOT
@@ -170,3 +216,8 @@ class PageTable:
             raise InvariantError("negative pins or holds")
         if ((self.pins != 0) & (self.state != Residence.LIVE)).any():
             raise InvariantError("a page is pinned where its bytes are not there")
+
+
+def _rows(column: NDArray[Any]) -> NDArray[Any]:
+    """``[*, pages]``: a column as its rows of all tiers and groups. A view."""
+    return column.reshape(-1, column.shape[-1])

@@ -10,9 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .pages import PageTable
-from .schema import ConfigError
+from .schema import ConfigError, Ids
 
-Ids = NDArray[np.int32]
 Order = Callable[[PageTable, int, Ids], NDArray[np.int64]]
 """``order(table, group, ids) -> [len(ids)]`` int64: the lowest is evicted first. An ancestor must
 never be lower than its descendants, for groups that need every page."""

@@ -17,10 +17,8 @@ from .lease import Prefetch
 from .pages import HOST
 from .policy import Policy
 from .residency import Residency
-from .schema import Residence, chain_keys, root_key
+from .schema import NO_IDS, NO_SLOTS, Ids, Residence, chain_keys, root_key
 from .transfer import PROBE, READ, Move, Ticket, Transfers
-
-Ids = NDArray[np.int32]
 
 
 class Prefetcher:
@@ -46,13 +44,13 @@ class Prefetcher:
         if prefetch.reach == pages or not self._transfers.storage:
             self._start(prefetch)
             return prefetch
-        table, page_tokens = self._residency.table, self._residency.schema.page_tokens
-        keys = table.keys(path)
-        rest = np.frombuffer(raw, dtype="<i4")[len(path) * page_tokens :]
-        keys += chain_keys(keys[-1] if keys else root_key(namespace), rest, page_tokens)
+        keys = self._residency.table.keys(path)
+        rest = memoryview(raw)[len(path) * self._residency.tree.page_bytes :]
+        parent = keys[-1] if keys else root_key(namespace)
+        keys += chain_keys(parent, rest, self._residency.schema.page_tokens)
         prefetch.keys = keys
         moves = [
-            Move(g, _NONE, _NONE, _NONE, [self._transfers.key(g, key) for key in keys])
+            Move(g, NO_IDS, NO_SLOTS, NO_SLOTS, [self._transfers.key(g, key) for key in keys])
             for g in range(len(present))
         ]
         self._transfers.submit(Ticket(PROBE, moves, [prefetch], present))
@@ -181,7 +179,7 @@ class Prefetcher:
                 table.hold(ids)
                 self._claim(prefetch, group, len(ids))
                 keys = [self._transfers.key(group, prefetch.keys[i]) for i in at]
-                moves.append(Move(group, ids, _NONE, slots, keys))
+                moves.append(Move(group, ids, NO_SLOTS, slots, keys))
         if moves:
             self._wait(prefetch, self._transfers.submit(Ticket(READ, moves)))
         prefetch.done = prefetch.waiting == 0
@@ -224,6 +222,3 @@ class Prefetcher:
             int(np.count_nonzero(lacks[:pages] & self._needed(group, pages)))
             for group, lacks in enumerate(missing)
         ]
-
-
-_NONE = np.empty(0, dtype=np.int32)

@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 
 from .pages import DEVICE, HOST, NO_SLOT, PageTable
 from .policy import Order
-from .schema import ConfigError, InvariantError, Residence, Schema
+from .schema import ConfigError, Ids, InvariantError, Residence, Schema, Slots
 from .tier import Tier
-from .tree import Tree
+from .tree import Raw, Tree
 
-Ids = NDArray[np.int32]
+_ABSENT, _LIVE = int(Residence.ABSENT), int(Residence.LIVE)
 
 
 class Residency:
@@ -39,10 +39,16 @@ class Residency:
         self.host = Tier(self.table, HOST, host_slots, order)
         self.demote: Callable[[int, int], None] | None = None  # makes room on the device instead
         self._vital = [g.required and g.tail is None for g in schema.groups]
+        self._trims = not any(self._vital)
 
-    def add(self, namespace: str, path: Ids, raw: bytes, keys: list[bytes]) -> Ids:
-        """Fresh pages that follow ``path``; in the tree, with no slots yet."""
-        ids = self.table.allocate(len(path), keys)
+    def add(self, namespace: str, path: Ids, raw: Raw, keys: list[bytes]) -> Ids:
+        """Fresh pages that follow ``path``; in the tree, with no slots yet.
+
+        Args:
+            raw: their tokens.
+            keys: their chained keys; none where there is no storage to ask by them.
+        """
+        ids = self.table.allocate(path, len(raw) // self.tree.page_bytes, keys)
         if len(ids):
             parent = (int(path[-1]), len(path) - 1) if len(path) else None
             self.tree.insert(namespace, parent, raw, ids)
@@ -52,7 +58,7 @@ class Residency:
         """Per group: which pages are on the device, on their way there, or on the host."""
         state = self.table.state
         return [
-            (state[DEVICE, g, path] != Residence.ABSENT) | (state[HOST, g, path] == Residence.LIVE)
+            (state[DEVICE, g][path] != _ABSENT) | (state[HOST, g][path] == _LIVE)
             for g in range(len(self.schema.groups))
         ]
 
@@ -67,7 +73,7 @@ class Residency:
             self.evict(tier, group, short)
         return tier.free_slots(group)
 
-    def reserve(self, tier: Tier, group: int, count: int) -> Ids | None:
+    def reserve(self, tier: Tier, group: int, count: int) -> Slots | None:
         """``count`` private slots, evicting what must go; None, and nothing taken, if too few."""
         self.make_room(tier, group, count)
         return tier.reserve(group, count)
@@ -87,35 +93,37 @@ class Residency:
         """Take back one hold of each, and recycle what was waiting for that."""
         self.table.unhold(ids)
         self._reap(ids)
-        if not any(self._vital):
+        if self._trims:
             self._trim(ids)
 
     def retire(self, pages: Ids) -> None:
         """Take these pages, and all below them, out of the tree."""
-        table, cuts = self.table, []
-        for page in pages[np.argsort(table.depth[pages], kind="stable")]:
-            if not table.dying[page]:
-                cuts.append(self.tree.cut(int(page), int(table.depth[page])))
-                table.dying[cuts[-1]] = True
-        for gone in cuts:  # not before: ids must not be recycled while they are still looked at
-            self._reap(gone)
+        table = self.table
+        pages = pages[~table.dying[pages]]
+        if not len(pages):
+            return
+        table.dying[pages] = True
+        above = table.parent[pages].astype(np.intp)
+        tops = pages[(above < 0) | ~table.dying[above]]
+        gone = self.tree.cut(tops, table.depth[tops])
+        table.dying[gone] = True
+        self._reap(gone)
 
     def _end(self, group: int, pages: Ids) -> None:
         """These lost their slots in one tier: some may be of no use any more."""
         if self._vital[group]:
             self.retire(pages[~self.table.resident(group, pages)])
-        elif not any(self._vital):
+        elif self._trims:
             self._trim(pages)
 
     def _trim(self, pages: Ids) -> None:
         """Where no group is vital, a page ends when it has no slots, no holds and nothing below."""
         table = self.table
         for page in pages[np.argsort(-table.depth[pages], kind="stable")]:
-            above: int | None = int(page)
-            while above is not None and self._empty(above):
-                depth = int(table.depth[above])
-                gone, above = above, self.tree.parent(above, depth)
-                self.retire(np.array([gone], dtype=np.int32))
+            above = int(page)
+            while above >= 0 and self._empty(above):
+                gone, above = above, int(table.parent[above])
+                self.retire(np.array([gone]))
 
     def _empty(self, page: int) -> bool:
         table = self.table
@@ -130,13 +138,15 @@ class Residency:
             return
         for tier in (self.device, self.host):
             for group in range(len(self.schema.groups)):
-                tier.drop(group, over[table.slot[tier.index, group, over] != NO_SLOT])
+                tier.drop(group, over[table.slot[tier.index, group][over] != NO_SLOT])
         table.recycle(over)
 
-    def recount(self, holds: Ids, pins: Ids) -> None:
+    def recount(self, holds: NDArray[np.int32], pins: NDArray[np.int32]) -> None:
         """Believe these counts, after bookkeeping went wrong, and recycle what nobody holds."""
         self.table.holds[:], self.table.pins[:] = holds, pins
-        self._reap(np.flatnonzero(self.table.dying).astype(np.int32))
+        for tier in (self.device, self.host):
+            tier.recount()
+        self._reap(np.flatnonzero(self.table.dying))
 
     def check(self) -> None:
         """Raise InvariantError unless every owner is sound and they agree with each other."""
@@ -144,7 +154,7 @@ class Residency:
         for owner in (table, self.tree, self.device, self.host):
             owner.check()
         inside = [node.ids for _, node in self.tree.walk()]
-        ids = np.concatenate(inside) if inside else np.empty(0, dtype=np.int32)
+        ids = np.concatenate(inside) if inside else np.empty(0, dtype=np.intp)
         if len(ids) + np.count_nonzero(table.dying) != len(table):
             raise InvariantError("a page is neither in the tree nor dying")
         if table.dying[ids].any() or (table.dying & (table.holds == 0)).any():
@@ -152,7 +162,7 @@ class Residency:
         for group, vital in enumerate(self._vital):
             if vital and not table.resident(group, ids).all():
                 raise InvariantError("a page of the tree can serve no hit")
-        if any(self._empty(int(page)) for page in ids if not any(self._vital)):
+        if self._trims and any(self._empty(int(page)) for page in ids):
             raise InvariantError("an empty page is still in the tree")
         used = table.used[[g.tail is None for g in self.schema.groups]]
         for _, node in self.tree.walk():

@@ -23,6 +23,15 @@ FORMAT_VERSION = 1
 BLOCK = 4096
 """Records are padded to this many bytes, so that a store may use direct I/O."""
 
+Ids = NDArray[np.intp]
+"""Page ids. Of the width that NumPy indexes with: it converts any other, at ten times the cost."""
+
+Slots = NDArray[np.int32]
+"""Slots of one group in one memory tier; in a block table -1 is none."""
+
+NO_IDS: Ids = np.empty(0, dtype=np.intp)
+NO_SLOTS: Slots = np.empty(0, dtype=np.int32)
+
 DTYPE_BYTES: Mapping[str, int] = {
     "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1,
     "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1,
@@ -227,17 +236,18 @@ def root_key(namespace: str) -> bytes:
     return hashlib.sha256(b"%d:%d:" % (FORMAT_VERSION, len(name)) + name).digest()
 
 
-def chain_keys(parent: bytes, tokens: NDArray[np.int32], page_tokens: int) -> list[bytes]:
+def chain_keys(parent: bytes, raw: bytes | memoryview, page_tokens: int) -> list[bytes]:
     """Chained keys of whole pages: ``key[i] = SHA256(key[i-1], tokens of page i)``.
 
     Args:
         parent: key of the page before, or :func:`root_key`.
-        tokens: ``[pages * page_tokens]`` int32; a partial last page is left out.
+        raw: tokens, int32 little-endian; a partial last page is left out.
     """
-    raw = np.ascontiguousarray(tokens, dtype="<i4").tobytes()
     size = 4 * page_tokens
     keys = []
     for start in range(0, len(raw) - size + 1, size):
-        parent = hashlib.sha256(parent + raw[start : start + size]).digest()
+        link = hashlib.sha256(parent)
+        link.update(raw[start : start + size])
+        parent = link.digest()
         keys.append(parent)
     return keys

@@ -14,10 +14,8 @@ from .lease import Lease, Share
 from .pages import DEVICE, HOST, MANY, NO_SLOT
 from .policy import Policy
 from .residency import Residency
-from .schema import Residence
+from .schema import Ids, Residence
 from .transfer import Move
-
-Ids = NDArray[np.int32]
 
 
 class DeviceSlots:
@@ -58,7 +56,7 @@ class DeviceSlots:
             if target is None:
                 self._host.unpin(g, load)
             else:
-                moves.append(Move(g, load, self._table.slot[HOST, g, load], target))
+                moves.append(Move(g, load, self._table.slot[HOST, g][load], target))
             if not fits:
                 break
         if fits:

@@ -12,14 +12,14 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from .pages import NO_SLOT, TIERS, PageTable
+from .pages import NO_SLOT, TIERS, FreeList, PageTable, count
 from .policy import Order
-from .schema import InvariantError, Residence
-
-Ids = NDArray[np.int32]
+from .schema import NO_IDS, Ids, InvariantError, Residence, Slots
 
 _FREE, _PRIVATE = -1, -2  # owners of a slot that are not a page id
 _SELECT = 0.02  # share of a tier that one look for victims puts in order
+_ALL = slice(None)
+_NO_KEYS = np.empty(0, dtype=np.int64)
 
 
 class Tier:
@@ -38,7 +38,8 @@ class Tier:
         self.capacity = tuple(capacity)
         self.evicted = [0] * len(capacity)  # pages, by group; only ever grows
         self._owner = [np.full(n, _FREE, dtype=np.int32) for n in capacity]
-        self._free = [list(range(n - 1, -1, -1)) for n in capacity]
+        self._free = [FreeList(n) for n in capacity]
+        self._busy = [0] * len(capacity)  # slots that are private, being filled, or pinned
         self._queues = [_Queue(self, group, order) for group in range(len(capacity))]
 
     @property
@@ -50,172 +51,199 @@ class Tier:
         """Slots that nobody has."""
         return len(self._free[group])
 
-    def reserve(self, group: int, count: int) -> Ids | None:
-        """``count`` private slots, or None if fewer are free. Evicts nothing."""
-        free = self._free[group]
-        if count > len(free):
+    def available(self, group: int) -> int:
+        """Slots that are free, or that evicting everything idle would free."""
+        return self.capacity[group] - self._busy[group]
+
+    def reserve(self, group: int, wanted: int) -> Slots | None:
+        """``wanted`` private slots, or None if fewer are free. Evicts nothing."""
+        if wanted > len(self._free[group]):
             return None
-        slots = np.array(free[len(free) - count :][::-1], dtype=np.int32)
-        del free[len(free) - count :]
+        slots = self._free[group].take(wanted)
         self._owner[group][slots] = _PRIVATE
-        return slots
+        self._busy[group] += wanted
+        return slots.astype(np.int32)
 
-    def free(self, group: int, slots: Ids) -> None:
+    def free(self, group: int, slots: Slots) -> None:
         """Give private slots back."""
-        if (self._owner[group][slots] != _PRIVATE).any():
-            raise InvariantError("a slot is freed that is not private")
-        self._owner[group][slots] = _FREE
-        self._free[group].extend(slots.tolist())
+        at = self._private(group, slots)
+        self._owner[group][at] = _FREE
+        self._free[group].give(at)
+        self._busy[group] -= len(at)
 
-    def adopt(self, group: int, pages: Ids, slots: Ids, state: Residence) -> None:
+    def adopt(self, group: int, pages: Ids, slots: Slots, state: Residence) -> None:
         """Rows without a slot take over private ones."""
-        table = self.table
-        if (self._owner[group][slots] != _PRIVATE).any():
-            raise InvariantError("a row adopts a slot that is not private")
-        if (table.slot[self.index, group, pages] != NO_SLOT).any():
+        at, row = self._private(group, slots), self.table.slot[self.index, group]
+        if count(row[pages] != NO_SLOT):
             raise InvariantError("a row adopts a second slot")
-        table.slot[self.index, group, pages] = slots
-        table.state[self.index, group, pages] = state
-        self._owner[group][slots] = pages
+        row[pages] = slots
+        self.table.state[self.index, group][pages] = int(state)
+        self._owner[group][at] = pages
         if state == Residence.LIVE:
-            self._queues[group].offer(pages)
+            self._live(group, pages)
 
     def publish(self, group: int, pages: Ids) -> None:
         """The bytes of rows that were WRITING are there. Stamps nothing."""
         self._expect(group, pages, Residence.WRITING)
-        self.table.state[self.index, group, pages] = Residence.LIVE
-        self._queues[group].offer(pages)
+        self.table.state[self.index, group][pages] = int(Residence.LIVE)
+        self._live(group, pages)
 
     def drop(self, group: int, pages: Ids) -> None:
         """Rows lose their slots, which become free. None of them is pinned."""
-        table = self.table
-        if table.pins[self.index, group, pages].any():
+        row, state = self.table.slot[self.index, group], self.table.state[self.index, group]
+        if count(self.table.pins[self.index, group][pages]):
             raise InvariantError("a pinned slot is dropped")
-        slots = table.slot[self.index, group, pages]
-        if (slots == NO_SLOT).any():
+        slots = row[pages].astype(np.intp)
+        if count(slots == NO_SLOT):
             raise InvariantError("a row without a slot is dropped")
-        table.slot[self.index, group, pages] = NO_SLOT
-        table.state[self.index, group, pages] = Residence.ABSENT
+        self._busy[group] -= count(state[pages] == int(Residence.WRITING))
+        row[pages] = NO_SLOT
+        state[pages] = int(Residence.ABSENT)
         self._owner[group][slots] = _FREE
-        self._free[group].extend(slots.tolist())
+        self._free[group].give(slots)
 
-    def pin(self, group: int, pages: Ids) -> Ids:
+    def pin(self, group: int, pages: Ids) -> Slots:
         """Keep LIVE rows where they are; returns their slots."""
         self._expect(group, pages, Residence.LIVE)
-        self.table.pins[self.index, group, pages] += 1
-        slots: Ids = self.table.slot[self.index, group, pages]
+        pins = self.table.pins[self.index, group]
+        before = pins[pages]
+        self._busy[group] += len(pages) - count(before)
+        pins[pages] = before + 1
+        slots: Slots = self.table.slot[self.index, group][pages]
         return slots
 
     def unpin(self, group: int, pages: Ids) -> None:
         """Take back one pin of each."""
-        self.table.pins[self.index, group, pages] -= 1
-        if (self.table.pins[self.index, group, pages] < 0).any():
+        pins = self.table.pins[self.index, group]
+        after = pins[pages] - 1
+        if count(after < 0):
             raise InvariantError("a slot is pinned less than never")
+        self._busy[group] -= len(pages) - count(after)
+        pins[pages] = after
         self._queues[group].offer(pages)
 
     def offer(self, group: int, pages: Ids) -> None:
         """The order of these pages has changed to earlier."""
         self._queues[group].offer(pages)
 
-    def evictable(self, group: int, pages: Ids) -> NDArray[np.bool_]:
-        """Which of these pages may lose their slot here."""
+    def evictable(self, group: int, pages: Ids | slice = _ALL) -> NDArray[np.bool_]:
+        """Which of these pages, of all by default, may lose their slot here."""
         table = self.table
-        fit: NDArray[np.bool_] = table.state[self.index, group, pages] == Residence.LIVE
-        fit &= table.pins[self.index, group, pages] == 0
+        fit: NDArray[np.bool_] = table.state[self.index, group][pages] == int(Residence.LIVE)
+        fit &= table.pins[self.index, group][pages] == 0
         fit &= ~table.dying[pages]
         return fit
 
-    def evict(self, group: int, count: int) -> Ids:
-        """Drop up to ``count`` pages, the first in order first; returns them."""
+    def evict(self, group: int, most: int) -> Ids:
+        """Drop up to ``most`` pages, the first in order first; returns them."""
         gone: list[Ids] = []
-        while count > 0 and len(pages := self.victims(group, count)):
+        while most > 0 and len(pages := self.victims(group, most)):
             self.drop(group, pages)
             gone.append(pages)
-            count -= len(pages)
-        pages = np.concatenate(gone) if gone else np.empty(0, dtype=np.int32)
+            most -= len(pages)
+        pages = np.concatenate(gone) if gone else NO_IDS
         self.evicted[group] += len(pages)
         return pages
 
-    def victims(self, group: int, count: int) -> Ids:
-        """At most ``count`` pages that go first, in order; none if none may go.
+    def victims(self, group: int, most: int) -> Ids:
+        """At most ``most`` pages that go first, in order; none if none may go.
 
         The caller drops or pins all of them before it asks again."""
-        return self._queues[group].take(count)
+        return self._queues[group].take(most)
 
-    def resident(self, group: int) -> Ids:
-        """Every page with a slot here."""
-        owner = self._owner[group]
-        return owner[owner >= 0]
+    def _private(self, group: int, slots: Slots) -> Ids:
+        """The slots as indices; all must be private."""
+        at = slots.astype(np.intp)
+        if count(self._owner[group][at] != _PRIVATE):
+            raise InvariantError(f"a {self.name} slot is given away that is not private")
+        return at
+
+    def _live(self, group: int, pages: Ids) -> None:
+        """The bytes of these rows are there now."""
+        self._busy[group] -= len(pages)
+        self._queues[group].offer(pages)
 
     def _expect(self, group: int, pages: Ids, state: Residence) -> None:
-        if (self.table.state[self.index, group, pages] != state).any():
+        if count(self.table.state[self.index, group][pages] != int(state)):
             raise InvariantError(f"a {self.name} row is not {state.name} where it must be")
+
+    def recount(self) -> None:
+        """Pins were set anew."""
+        self._busy = [self._count_busy(group) for group in range(len(self.capacity))]
+
+    def _count_busy(self, group: int) -> int:
+        state = self.table.state[self.index, group]
+        writing = count(state == int(Residence.WRITING))
+        pinned = count(self.table.pins[self.index, group])
+        return self.private(group) + writing + pinned
 
     def check(self) -> None:
         """Raise InvariantError unless slots, rows and the free list agree."""
         for group, owner in enumerate(self._owner):
-            free = np.array(self._free[group], dtype=np.int64)
+            free = self._free[group].ids
             if (np.bincount(free, minlength=len(owner)) > (owner == _FREE)).any():
                 raise InvariantError(f"{self.name}: the free list is wrong")
-            if np.count_nonzero(owner == _FREE) != len(free):
+            if count(owner == _FREE) != len(free):
                 raise InvariantError(f"{self.name}: a slot leaked")
             slots = np.flatnonzero(owner >= 0)
             row = self.table.slot[self.index, group]
-            if (row[owner[slots]] != slots).any() or np.count_nonzero(row >= 0) != len(slots):
+            if (row[owner[slots]] != slots).any() or count(row >= 0) != len(slots):
                 raise InvariantError(f"{self.name}: rows and slots disagree")
+            if self._busy[group] != self._count_busy(group):
+                raise InvariantError(f"{self.name}: slots in use are counted wrongly")
 
     def private(self, group: int) -> int:
         """Slots that callers have reserved and no row has."""
-        return int(np.count_nonzero(self._owner[group] == _PRIVATE))
+        return count(self._owner[group] == _PRIVATE)
 
 
 class _Queue:
     """Evictable pages of one group, in order, found a batch at a time.
 
-    One look at all resident pages puts the first 2% in order; they are taken from the front, each
-    checked again. Pages that become evictable later with a key inside the batch are merged in, so
-    the order is exact at every moment.
+    One look at all pages puts the first 2% in order; they are taken from the front, each checked
+    again. Pages that become evictable later with a key inside the batch are merged in, so the
+    order is exact at every moment.
     """
 
     def __init__(self, tier: Tier, group: int, order: Order) -> None:
         self._tier, self._group, self._order = tier, group, order
-        self._pages = np.empty(0, dtype=np.int32)
-        self._keys = np.empty(0, dtype=np.int64)
+        self._pages, self._keys = NO_IDS, _NO_KEYS
+        self._late: list[tuple[Ids, NDArray[np.int64]]] = []  # to be merged in, with their keys
         self._horizon: int | None = None  # all evictable pages up to this key are in the batch
 
     def offer(self, pages: Ids) -> None:
         """These may have become evictable."""
-        if self._horizon is None:
-            return
-        keys = self._order(self._tier.table, self._group, pages)
-        late = keys <= self._horizon
-        if late.any():
-            self._set(
-                np.concatenate((self._pages, pages[late])),
-                np.concatenate((self._keys, keys[late])),
-            )
+        if self._horizon is not None and len(pages):
+            keys = self._key(pages)
+            late = keys <= self._horizon
+            if count(late):
+                self._late.append((pages[late], keys[late]))
 
-    def take(self, count: int) -> Ids:
+    def take(self, most: int) -> Ids:
         """As :meth:`Tier.victims`."""
-        while True:
-            if not len(self._pages) and not self._refill(count):
-                return self._pages
-            pages, keys = self._pages[:count], self._keys[:count]
-            self._pages, self._keys = self._pages[count:], self._keys[count:]
+        if self._late:
+            batch = [(self._pages, self._keys), *self._late]
+            self._set(np.concatenate([b[0] for b in batch]), np.concatenate([b[1] for b in batch]))
+        while len(self._pages) or self._refill(most):
+            pages, keys = self._pages[:most], self._keys[:most]
+            self._pages, self._keys = self._pages[most:], self._keys[most:]
             if not len(self._pages):
                 self._horizon = None
             good = self._tier.evictable(self._group, pages)
-            good &= self._order(self._tier.table, self._group, pages) == keys
+            good &= self._key(pages) == keys
             same = (pages[1:] == pages[:-1]) & (keys[1:] == keys[:-1])
             good[1:] &= ~same  # offered twice; side by side with another key, the older is stale
-            if good.any():
+            if count(good):
                 return pages[good]
+        return NO_IDS
 
-    def _refill(self, count: int) -> bool:
-        pages = self._tier.resident(self._group)
-        pages = pages[self._tier.evictable(self._group, pages)]
-        keys = self._order(self._tier.table, self._group, pages)
-        size = max(count, int(_SELECT * self._tier.capacity[self._group]))
+    def _key(self, pages: Ids) -> NDArray[np.int64]:
+        return self._order(self._tier.table, self._group, pages)
+
+    def _refill(self, least: int) -> bool:
+        pages = np.flatnonzero(self._tier.evictable(self._group))
+        keys = self._key(pages)
+        size = max(least, int(_SELECT * self._tier.capacity[self._group]))
         if size < len(pages):
             first = np.argpartition(keys, size)[:size]
             pages, keys = pages[first], keys[first]
@@ -225,4 +253,4 @@ class _Queue:
 
     def _set(self, pages: Ids, keys: NDArray[np.int64]) -> None:
         order = np.lexsort((pages, keys))
-        self._pages, self._keys = pages[order], keys[order]
+        self._pages, self._keys, self._late = pages[order], keys[order], []

@@ -23,10 +23,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .media.memory import Copy
-from .schema import Closed, Key, Schema
+from .schema import Closed, Ids, Key, Schema, Slots
 from .stores.base import Store
 
-Ids = NDArray[np.int32]
 log = logging.getLogger(__name__)
 
 SAVE, LOAD, WRITE, READ, PROBE, TOUCH = "save", "load", "write", "read", "probe", "touch"
@@ -46,7 +45,7 @@ class Media(Protocol):
 
     def save(self, copies: Sequence[Copy]) -> None: ...
     def load(self, copies: Sequence[Copy]) -> None: ...
-    def bodies(self, group: int, slots: Ids) -> list[memoryview]: ...
+    def bodies(self, group: int, slots: Slots) -> list[memoryview]: ...
 
 
 @dataclass(slots=True)
@@ -55,8 +54,8 @@ class Move:
 
     group: int  # index in the schema
     pages: Ids  # page ids; meaningful to the cache only
-    source: Ids  # slots; empty where the source is storage
-    target: Ids  # slots; empty where the target is storage
+    source: Slots  # slots; empty where the source is storage
+    target: Slots  # slots; empty where the target is storage
     keys: list[Key] = field(default_factory=list)  # where one side is storage
     landed: NDArray[np.bool_] = field(default_factory=lambda: np.empty(0, dtype=bool))
 
@@ -298,7 +297,7 @@ class Transfers:
                 bodies = self._bodies(ticket, lambda move: move.target)
                 self._land(ticket, self._call(READ, _keys(ticket), _READ, bodies))
 
-    def _bodies(self, ticket: Ticket, slots: Callable[[Move], Ids]) -> list[memoryview]:
+    def _bodies(self, ticket: Ticket, slots: Callable[[Move], Slots]) -> list[memoryview]:
         return [b for move in ticket.moves for b in self._media.bodies(move.group, slots(move))]
 
     def _call(

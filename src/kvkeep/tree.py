@@ -13,9 +13,10 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from .schema import InvariantError
+from .schema import NO_IDS, Ids, InvariantError
 
-Ids = NDArray[np.int32]
+Raw = bytes | memoryview
+"""Token bytes of whole pages: int32, little-endian."""
 
 
 class Node:
@@ -36,11 +37,11 @@ class Node:
         """``[size]`` page ids. A view."""
         return self._ids[: self.size]
 
-    def grow(self, raw: bytes | bytearray, ids: Ids) -> None:
+    def grow(self, raw: Raw | bytearray, ids: Ids) -> None:
         """Append pages, in amortised constant time each."""
         end = self.size + len(ids)
         if end > len(self._ids):
-            grown = np.empty(max(2 * len(self._ids), end), dtype=np.int32)
+            grown = np.empty(max(self.size + self.size // 8, end), dtype=np.intp)
             grown[: self.size] = self.ids
             self._ids = grown
         self._ids[self.size : end] = ids
@@ -56,99 +57,100 @@ class Node:
 
 
 class Tree:
-    """One radix tree per namespace. ``raw`` arguments are token bytes of whole pages."""
+    """One radix tree per namespace."""
 
     def __init__(self, page_tokens: int) -> None:
         self.page_bytes = 4 * page_tokens
         self._roots: dict[str, Node] = {}
         self._node: NDArray[np.object_] = np.empty(0, dtype=object)  # by page id
 
-    def match(self, namespace: str, raw: bytes) -> Ids:
+    def match(self, namespace: str, raw: Raw) -> Ids:
         """Ids of the longest stored run of pages that ``raw`` begins with."""
         root = self._roots.get(namespace)
-        if root is None:
-            return np.empty(0, dtype=np.int32)
-        return _joined(self._walk(root, 0, raw)[0])
+        return NO_IDS if root is None else self._walk(root, 0, raw)
 
-    def below(self, page: int, depth: int, raw: bytes) -> Ids:
+    def below(self, page: int, depth: int, raw: Raw) -> Ids:
         """Ids of the longest stored run that follows ``page`` (at ``depth``) and begins ``raw``."""
         node = self._node[page]
-        return _joined(self._walk(node, depth + 1 - node.first, raw)[0])
+        return self._walk(node, depth + 1 - node.first, raw)
 
-    def insert(self, namespace: str, parent: tuple[int, int] | None, raw: bytes, ids: Ids) -> None:
+    def insert(self, namespace: str, parent: tuple[int, int] | None, raw: Raw, ids: Ids) -> None:
         """Add pages below ``parent``, a (page id, depth) pair, or at the root if it is None.
 
         The first page of ``raw`` must not be there yet: see :meth:`match` and :meth:`below`.
         """
         if parent is None:
-            node = self._roots.setdefault(namespace, Node(0, bytearray(), _joined([]), None))
+            node = self._roots.get(namespace)
+            if node is None:
+                node = self._roots[namespace] = Node(0, bytearray(), NO_IDS, None)
             at = 0
         else:
             node = self._node[parent[0]]
             at = parent[1] + 1 - node.first
         if at < node.size:
             self._split(node, at)
-        if raw[: self.page_bytes] in node.kids:
+        first = bytes(raw[: self.page_bytes])
+        if first in node.kids:
             raise InvariantError("a page is inserted twice")
         if node.size and not node.kids:  # a leaf that is not a root
             node.grow(raw, ids)
         else:
             kid = Node(node.first + node.size, bytearray(raw), ids.copy(), node)
-            node.kids[raw[: self.page_bytes]] = kid
+            node.kids[first] = kid
             node = kid
         self._assign(ids, node)
 
-    def cut(self, page: int, depth: int) -> Ids:
-        """Remove ``page`` (at ``depth``) and everything below it; returns all removed ids."""
-        node = self._node[page]
-        at = depth - node.first
-        if at < 0 or at >= node.size or node.ids[at] != page:
-            raise InvariantError(f"page {page} is not in the tree at depth {depth}")
-        removed = [kid.ids for kid in _descendants(node)]
-        if at:
-            removed.append(node.cut(at, self.page_bytes)[1])
-            node.kids = {}
-        else:
-            removed.append(node.ids)
-            self._unlink(node)
-        ids = _joined(removed)
+    def cut(self, pages: Ids, depths: NDArray[np.int32]) -> Ids:
+        """Remove ``pages`` (at ``depths``), none below another, and everything below them.
+
+        Returns all removed ids.
+        """
+        removed = []
+        for page, depth in zip(pages.tolist(), depths.tolist(), strict=True):
+            node = self._node[page]
+            at = -1 if node is None else depth - node.first
+            if at < 0 or at >= node.size or node.ids[at] != page:
+                raise InvariantError(f"page {page} is not in the tree at depth {depth}")
+            if node.kids:
+                removed += [kid.ids for kid in _descendants(node)]
+            if at:
+                removed.append(node.cut(at, self.page_bytes)[1])
+                node.kids = {}
+            else:
+                removed.append(node.ids)
+                self._unlink(node)
+        ids = np.concatenate(removed) if removed else NO_IDS
         self._node[ids] = None
         return ids
-
-    def parent(self, page: int, depth: int) -> int | None:
-        """The page before ``page`` (at ``depth``); None: it is the first of its prompt."""
-        node = self._node[page]
-        if depth > node.first:
-            return int(node.ids[depth - node.first - 1])
-        return int(node.parent.ids[-1]) if node.parent.size else None
 
     def is_last(self, page: int, depth: int) -> bool:
         """Whether ``page`` (at ``depth``) is in the tree with nothing below it."""
         node = self._node[page] if page < len(self._node) else None
         return node is not None and not node.kids and depth == node.first + node.size - 1
 
-    def _walk(self, node: Node, at: int, raw: bytes) -> tuple[list[Ids], Node]:
-        """Follow ``raw`` from the ``at``-th page of ``node`` on; the runs of ids passed."""
-        size, done, runs = self.page_bytes, 0, []
-        while done < len(raw):
+    def _walk(self, node: Node, at: int, raw: Raw) -> Ids:
+        """Follow ``raw`` from the ``at``-th page of ``node`` on; the ids passed, the caller's."""
+        view, size, done, runs = memoryview(raw), self.page_bytes, 0, []
+        left = len(view) // size
+        while left:
             if at == node.size:
-                kid = node.kids.get(raw[done : done + size])
+                kid = node.kids.get(bytes(view[done : done + size]))
                 if kid is None:
                     break
                 node, at = kid, 0
-            run = node.raw if at == 0 else node.raw[at * size :]
-            if raw.startswith(run, done):
-                count = node.size - at
-            else:
-                count = _common(run, raw, done) // size
+            count = min(node.size - at, left)
+            part = view[done : done + count * size]
+            if not node.raw.startswith(part, at * size):
+                count = _common(node.raw, at * size, part) // size
                 if count == 0:
                     break
             runs.append(node.ids[at : at + count])
             done += count * size
+            left -= count
             at += count
             if at < node.size:
                 break
-        return runs, node
+        return np.concatenate(runs) if runs else NO_IDS
 
     def _split(self, node: Node, at: int) -> None:
         kids = node.kids
@@ -176,10 +178,12 @@ class Tree:
             self._roots = {name: root for name, root in self._roots.items() if root is not parent}
 
     def _assign(self, ids: Ids, node: Node) -> None:
-        if len(ids) and (top := int(ids.max())) >= len(self._node):
-            more = np.empty(max(len(self._node), top + 1 - len(self._node)), dtype=object)
+        try:
+            self._node[ids] = node
+        except IndexError:
+            more = np.empty(max(len(self._node), int(ids.max()) + 1), dtype=object)
             self._node = np.concatenate((self._node, more))
-        self._node[ids] = node
+            self._node[ids] = node
 
     def walk(self) -> Iterator[tuple[str, Node]]:
         """Every node with its namespace, roots left out."""
@@ -189,7 +193,7 @@ class Tree:
 
     def check(self) -> None:
         """Raise InvariantError unless nodes, ids and links agree."""
-        seen: list[Ids] = []
+        seen: list[Ids] = [NO_IDS]
         for _, node in self.walk():
             parent = node.parent
             if parent is None or parent.kids.get(bytes(node.raw[: self.page_bytes])) is not node:
@@ -201,7 +205,7 @@ class Tree:
             if any(self._node[i] is not node for i in node.ids):
                 raise InvariantError("a page points at another node")
             seen.append(node.ids)
-        ids = _joined(seen)
+        ids = np.concatenate(seen)
         if len(np.unique(ids)) != len(ids):
             raise InvariantError("a page is in the tree twice")
         if np.count_nonzero(self._node) != len(ids):
@@ -216,15 +220,10 @@ def _descendants(node: Node) -> Iterator[Node]:
         yield node
 
 
-def _joined(runs: list[Ids]) -> Ids:
-    """One array of ids that is the caller's to keep."""
-    return np.concatenate(runs) if runs else np.empty(0, dtype=np.int32)
-
-
-def _common(run: bytearray, raw: bytes, start: int) -> int:
-    """Length of the common prefix of ``run`` and ``raw[start:]``, in bytes, whole tokens only."""
-    count = min(len(run), len(raw) - start) // 4
-    a = np.frombuffer(run, dtype=np.int32, count=count)
-    b = np.frombuffer(raw, dtype=np.int32, count=count, offset=start)
+def _common(run: bytearray, start: int, raw: memoryview) -> int:
+    """Length of the common prefix of ``run[start:]`` and ``raw``, in bytes, whole tokens only."""
+    count = min(len(run) - start, len(raw)) // 4
+    a = np.frombuffer(run, dtype=np.int32, count=count, offset=start)
+    b = np.frombuffer(raw, dtype=np.int32, count=count)
     differ = a != b
     return 4 * (int(differ.argmax()) if differ.any() else count)

@@ -55,14 +55,14 @@ MUTANTS = [
         "eviction ignores pins",
         "a slot goes while a request or a lane uses it",
         "tier.py",
-        "        fit &= table.pins[self.index, group, pages] == 0\n",
+        "        fit &= table.pins[self.index, group][pages] == 0\n",
         "",
     ),
     Mutant(
         "victims are not checked again",
         "a page that was used since it was chosen goes all the same",
         "tier.py",
-        "            good &= self._order(self._tier.table, self._group, pages) == keys\n",
+        "            good &= self._key(pages) == keys\n",
         "",
         killer="test_tier.py: used_since",
     ),
@@ -130,19 +130,49 @@ MUTANTS = [
         "a page is retired under its copy",
         "a lane fills a slot that is somebody else's by now",
         "residency.py",
-        "            self._reap(gone)\n",
-        "            for tier in (self.device, self.host):\n"
-        "                for group in range(len(self.schema.groups)):\n"
-        "                    idle = table.pins[tier.index, group, gone] == 0\n"
-        "                    idle &= table.slot[tier.index, group, gone] != NO_SLOT\n"
-        "                    tier.drop(group, gone[idle])\n"
-        "            self._reap(gone)\n",
+        "        self._reap(gone)\n",
+        "        for tier in (self.device, self.host):\n"
+        "            for group in range(len(self.schema.groups)):\n"
+        "                idle = table.pins[tier.index, group][gone] == 0\n"
+        "                idle &= table.slot[tier.index, group][gone] != NO_SLOT\n"
+        "                tier.drop(group, gone[idle])\n"
+        "        self._reap(gone)\n",
+    ),
+    Mutant(
+        "only first pages are retired",
+        "what is below stays in the tree, and serves a hit that has no bytes",
+        "residency.py",
+        "(above < 0) | ~table.dying[above]",
+        "above < 0",
+    ),
+    Mutant(
+        "a page does not know the one before",
+        "a path that nothing is left of is trimmed down to where a request began",
+        "pages.py",
+        "path[-1] if len(path) else -1",
+        "-1",
+        killer="test_pages.py: know_depth",
+    ),
+    Mutant(
+        "a second unpin frees a slot",
+        "a scheduler is told of room that is in use",
+        "tier.py",
+        "self._busy[group] -= len(pages) - count(after)",
+        "self._busy[group] -= len(pages)",
+    ),
+    Mutant(
+        "late comers are merged by page",
+        "an old page that was pinned outlives newer ones",
+        "tier.py",
+        "np.lexsort((pages, keys))",
+        "np.lexsort((keys, pages))",
+        killer="test_tier.py: late_comers or goes_first",
     ),
     Mutant(
         "a recycled id keeps its past",
         "a fresh page has another's clocks and hints",
         "pages.py",
-        "            getattr(self, name)[..., ids] = fresh\n",
+        "            row[ids] = fresh\n",
         "            pass\n",
     ),
     Mutant(
@@ -194,8 +224,8 @@ MUTANTS = [
         "a broken row is not contained",
         "one page's damage ends the scheduler",
         "residency.py",
-        "table.slot[tier.index, group, over] != NO_SLOT",
-        "table.state[tier.index, group, over] != 0",
+        "table.slot[tier.index, group][over] != NO_SLOT",
+        "table.state[tier.index, group][over] != 0",
         killer="test_cache.py: broken_bookkeeping and load",
     ),
     # --- commit
@@ -393,8 +423,8 @@ MUTANTS = [
         "keys do not chain",
         "two prompts with one page in common share its state",
         "schema.py",
-        "hashlib.sha256(parent + raw[start : start + size])",
-        "hashlib.sha256(raw[start : start + size])",
+        "hashlib.sha256(parent)",
+        "hashlib.sha256()",
     ),
     Mutant(
         "namespaces share their keys",
@@ -414,8 +444,8 @@ MUTANTS = [
         "half a page matches",
         "pages are shared whole",
         "tree.py",
-        "count = _common(run, raw, done) // size\n",
-        "count = -(-_common(run, raw, done) // size)\n",
+        "count = _common(node.raw, at * size, part) // size\n",
+        "count = -(-_common(node.raw, at * size, part) // size)\n",
         slow=True,
     ),
     Mutant(
@@ -430,8 +460,8 @@ MUTANTS = [
         "a cut leaves what is below",
         "pages that no hit can use keep their slots",
         "tree.py",
-        "removed = [kid.ids for kid in _descendants(node)]",
-        "removed = []",
+        "removed += [kid.ids for kid in _descendants(node)]",
+        "pass",
         killer="test_tree.py: cut_takes",
     ),
     Mutant(
@@ -445,7 +475,7 @@ MUTANTS = [
         "a path without slots is not trimmed",
         "where no group needs every page, the tree grows forever",
         "residency.py",
-        "        elif not any(self._vital):\n            self._trim(pages)\n",
+        "        elif self._trims:\n            self._trim(pages)\n",
         "",
         slow=True,
     ),
@@ -453,7 +483,7 @@ MUTANTS = [
         "what was held is not trimmed",
         "the same, through requests that came to nothing",
         "residency.py",
-        "        if not any(self._vital):\n            self._trim(ids)\n",
+        "        if self._trims:\n            self._trim(ids)\n",
         "",
         slow=True,
     ),

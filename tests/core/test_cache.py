@@ -9,7 +9,16 @@ from worlds import FIVE, FOUR, TWO, DictStore, P, TruthMedia, World, group
 
 from kvkeep.cache import Cache
 from kvkeep.policy import Policy
-from kvkeep.schema import Closed, Component, Group, Identity, InvariantError, RequestError, Schema
+from kvkeep.schema import (
+    NO_IDS,
+    Closed,
+    Component,
+    Group,
+    Identity,
+    InvariantError,
+    RequestError,
+    Schema,
+)
 from kvkeep.stores.file import FileStore
 
 A = [1, 1, 2, 2, 3, 3, 4]  # three pages that a hit may use
@@ -842,9 +851,9 @@ def test_broken_bookkeeping_costs_pages_not_the_server(kind: str, caplog) -> Non
         (lambda w, lease: w.cache.residency.device.reserve(0, 1), "private slot"),
         (lambda w, lease: w.table.dying.__setitem__(lease.path[0], True), "neither|dying"),
         (lambda w, lease: w.table.used.__setitem__((0, lease.path[1]), 99), "newer"),
-        (lambda w, lease: w.table.allocate(0, [bytes(32)]), "neither"),
+        (lambda w, lease: w.table.allocate(NO_IDS, 1, []), "neither"),
         (
-            lambda w, lease: w.table.dying.__setitem__(w.table.allocate(0, [bytes(32)]), True),
+            lambda w, lease: w.table.dying.__setitem__(w.table.allocate(NO_IDS, 1, []), True),
             "waits",
         ),
         (lambda w, lease: _strip(w, lease), "serve no hit"),
@@ -864,6 +873,7 @@ def test_check_sees_damage(spoil, message: str) -> None:
 def _strip(w: World, lease) -> None:
     """Take a page's slots away, and leave it in the tree."""
     w.table.pins[0, 0, lease.path[-1]] = 0
+    w.cache.residency.device.recount()
     w.cache.residency.device.drop(0, lease.path[-1:])
 
 

@@ -18,7 +18,7 @@ def raw(*tokens: int) -> bytes:
 
 
 def ids(*pages: int) -> np.ndarray:
-    return np.array(pages, np.int32)
+    return np.array(pages, np.intp)
 
 
 def runs(tree: Tree) -> list[list[int]]:
@@ -51,12 +51,19 @@ class Forest:
         for i, page in zip(rest, fresh.tolist(), strict=True):
             self.pages[namespace, whole[: (i + 1) * P]] = page
 
-    def cut(self, index: int) -> None:
-        if self.pages:
-            namespace, tokens = sorted(self.pages)[index % len(self.pages)]
-            gone = self.tree.cut(self.pages[namespace, tokens], len(tokens) // P - 1)
-            below = [k for k in self.pages if k[0] == namespace and k[1][: len(tokens)] == tokens]
-            assert sorted(gone.tolist()) == sorted(self.pages.pop(key) for key in below)
+    def cut(self, indices: list[int]) -> None:
+        """Pages by their place in order; what is below another one goes with that."""
+        below: set[tuple[str, tuple[int, ...]]] = set()
+        tops = []
+        for namespace, tokens in sorted(sorted(self.pages)[i % len(self.pages)] for i in indices):
+            if (namespace, tokens) not in below:
+                tops.append((namespace, tokens))
+                below.update(
+                    k for k in self.pages if k[0] == namespace and k[1][: len(tokens)] == tokens
+                )
+        pages, depths = [self.pages[top] for top in tops], [len(t) // P - 1 for _, t in tops]
+        gone = self.tree.cut(ids(*pages), ids(*depths))
+        assert sorted(gone.tolist()) == sorted(self.pages.pop(key) for key in below)
 
     def check(self, namespace: str, tokens: tuple[int, ...]) -> None:
         self.tree.check()
@@ -68,7 +75,8 @@ class Forest:
 
 
 Tokens = st.lists(st.integers(0, 1), max_size=12).map(tuple)
-Step = st.tuples(st.booleans(), st.sampled_from(["", "b"]), Tokens, st.integers(0, 20))
+Numbers = st.lists(st.integers(0, 20), min_size=1, max_size=3)
+Step = st.tuples(st.booleans(), st.sampled_from(["", "b"]), Tokens, Numbers)
 
 
 @settings(derandomize=True, database=None, deadline=None, max_examples=300)
@@ -76,11 +84,11 @@ Step = st.tuples(st.booleans(), st.sampled_from(["", "b"]), Tokens, st.integers(
 def test_a_tree_is_a_dict_of_prompts(steps) -> None:
     """Whatever is added and cut, in any namespace, a match is the longest known prefix."""
     forest = Forest()
-    for put, namespace, tokens, number in steps:
+    for put, namespace, tokens, numbers in steps:
         if put:
-            forest.put(namespace, tokens, number % 4)
-        else:
-            forest.cut(number)
+            forest.put(namespace, tokens, numbers[0] % 4)
+        elif forest.pages:
+            forest.cut(numbers)
         forest.check(namespace, tokens)
 
 
@@ -121,7 +129,7 @@ def test_a_cut_takes_all_below_and_only_that() -> None:
     tree = Tree(P)
     tree.insert("", None, raw(1, 1, 2, 2, 3, 3), ids(0, 1, 2))
     tree.insert("", (1, 1), raw(9, 9), ids(3))
-    assert sorted(tree.cut(1, 1).tolist()) == [1, 2, 3]
+    assert sorted(tree.cut(ids(1), ids(1)).tolist()) == [1, 2, 3]
     tree.check()
     tree.insert("", (0, 0), raw(2, 2), ids(1))  # in place, where the cut run was
     assert tree.match("", raw(1, 1, 2, 2, 3, 3)).tolist() == [0, 1]
@@ -133,7 +141,7 @@ def test_namespaces_share_nothing_and_end_with_their_last_page() -> None:
     tree.insert("b", None, raw(1, 1), ids(1))
     assert tree.match("a", raw(1, 1)).tolist() == [0]
     assert tree.match("b", raw(1, 1)).tolist() == [1]
-    tree.cut(0, 0)
+    tree.cut(ids(0), ids(0))
     assert tree.match("a", raw(1, 1)).tolist() == []
     assert [name for name, _ in tree.walk()] == ["b"]
 
@@ -142,7 +150,7 @@ def test_a_long_prompt_is_found_whole() -> None:
     """A million tokens: one node, one comparison."""
     tokens = np.arange(1 << 20, dtype="<i4")
     tree = Tree(64)
-    tree.insert("", None, tokens.tobytes(), np.arange(1 << 14, dtype=np.int32))
+    tree.insert("", None, tokens.tobytes(), np.arange(1 << 14, dtype=np.intp))
     assert len(tree.match("", tokens.tobytes())) == 1 << 14
     tokens[700_000] = -1
     assert len(tree.match("", tokens.tobytes())) == 700_000 // 64
@@ -154,7 +162,7 @@ def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(InvariantError, match="inserted twice"):
         tree.insert("", None, raw(1, 1), ids(2))
     with pytest.raises(InvariantError, match="not in the tree at depth"):
-        tree.cut(1, 0)
+        tree.cut(ids(1), ids(0))
 
 
 @pytest.mark.parametrize(
