@@ -42,6 +42,7 @@ def count(flags: NDArray[Any]) -> int:
 
 
 _ABSENT = int(Residence.ABSENT)  # NumPy is five times as slow to compare with an enum's member
+_HISTORY = ("dying", "used", "hits", "reused", "priority", "stored")  # what an id must forget
 
 
 class FreeList:
@@ -162,9 +163,9 @@ class PageTable:
         """Give ids back. They have no slots, no holds, and are in no tree."""
         if count(self.holds[ids]) or any(count(row[ids] != NO_SLOT) for row in _rows(self.slot)):
             raise InvariantError("a page id is recycled while it is held or has slots")
-        for name, (_, fresh) in _COLUMNS.items():
+        for name in _HISTORY:
             for row in _rows(getattr(self, name)):
-                row[ids] = fresh
+                row[ids] = _COLUMNS[name][1]
         self._free.give(ids)
 
     def hold(self, ids: Ids) -> None:
@@ -183,8 +184,9 @@ class PageTable:
         return self.clock
 
     def rank(self, path: Ids, priority: int) -> None:
-        """A whole path is at least as important as this."""
-        self.priority[path] = np.maximum(self.priority[path], priority)
+        """A whole path is at least as important as this; 0 is what it was born with."""
+        if priority:
+            self.priority[path] = np.maximum(self.priority[path], priority)
 
     def keys(self, ids: Ids) -> list[bytes]:
         """Chained keys of these pages."""

@@ -215,6 +215,8 @@ class Schema:
         pages = min((len(p) for _, p in rules), default=0)
         fits = np.ones(pages + 1, dtype=bool)
         for group, has in rules:
+            if has[:pages].all():
+                continue
             missing = np.concatenate(([0], np.cumsum(~has[:pages])))  # missing[n]: gaps in [0, n)
             first = np.arange(pages + 1) - (pages if group.tail is None else group.tail)
             fits &= missing == missing[np.maximum(first, 0)]

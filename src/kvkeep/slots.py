@@ -82,6 +82,8 @@ class DeviceSlots:
         """Private slots for ``count`` more pages, and for the pages at ``gaps``.
 
         Snapshots are a luxury: without room for them, their pages go without."""
+        if not count and not len(gaps):
+            return True
         group = self._groups[g]
         share = lease.shares[group.name]
         more = np.arange(len(share.slots), len(share.slots) + count)

@@ -222,8 +222,7 @@ class _Queue:
     def take(self, most: int) -> Ids:
         """As :meth:`Tier.victims`."""
         if self._late:
-            batch = [(self._pages, self._keys), *self._late]
-            self._set(np.concatenate([b[0] for b in batch]), np.concatenate([b[1] for b in batch]))
+            self._merge()
         while len(self._pages) or self._refill(most):
             pages, keys = self._pages[:most], self._keys[:most]
             self._pages, self._keys = self._pages[most:], self._keys[most:]
@@ -231,8 +230,6 @@ class _Queue:
                 self._horizon = None
             good = self._tier.evictable(self._group, pages)
             good &= self._key(pages) == keys
-            same = (pages[1:] == pages[:-1]) & (keys[1:] == keys[:-1])
-            good[1:] &= ~same  # offered twice; side by side with another key, the older is stale
             if count(good):
                 return pages[good]
         return NO_IDS
@@ -247,10 +244,17 @@ class _Queue:
         if size < len(pages):
             first = np.argpartition(keys, size)[:size]
             pages, keys = pages[first], keys[first]
-        self._set(pages, keys)
+        order = np.argsort(keys)
+        self._pages, self._keys = pages[order], keys[order]
         self._horizon = int(self._keys[-1]) if len(keys) else None
         return len(keys) > 0
 
-    def _set(self, pages: Ids, keys: NDArray[np.int64]) -> None:
+    def _merge(self) -> None:
+        """Put the late ones in their places, each once: some are offered twice."""
+        batch = [(self._pages, self._keys), *self._late]
+        pages, keys = np.concatenate([b[0] for b in batch]), np.concatenate([b[1] for b in batch])
         order = np.lexsort((pages, keys))
-        self._pages, self._keys, self._late = pages[order], keys[order], []
+        pages, keys = pages[order], keys[order]
+        fresh = np.ones(len(pages), dtype=bool)
+        fresh[1:] = (pages[1:] != pages[:-1]) | (keys[1:] != keys[:-1])
+        self._pages, self._keys, self._late = pages[fresh], keys[fresh], []

@@ -172,7 +172,7 @@ MUTANTS = [
         "a recycled id keeps its past",
         "a fresh page has another's clocks and hints",
         "pages.py",
-        "            row[ids] = fresh\n",
+        "            row[ids] = _COLUMNS[name][1]\n",
         "            pass\n",
     ),
     Mutant(
