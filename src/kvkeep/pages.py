@@ -7,6 +7,7 @@ Only the scheduler's thread touches it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -92,7 +93,8 @@ class PageTable:
     slot      [tiers, groups, pages]  slot in a memory tier, NO_SLOT if none
     state     [tiers, groups, pages]  :class:`~kvkeep.schema.Residence`
     pins      [tiers, groups, pages]  users of the slot; it stays while there are any
-    used      [groups, pages]   clock of the last admit or commit that needed it
+    used      [groups, pages]   clock of the last admit or commit that needed it; in the row of
+                                the clock that a group goes by
     hits      [groups, pages]   hits that needed it, up to ``MANY``; of groups with a tail
     reused    [pages]           hits whose path it was on
     priority  [pages]           highest priority of the requests whose path it was on, 0 to 255
@@ -113,8 +115,10 @@ class PageTable:
     priority: NDArray[np.uint8]
     stored: NDArray[np.bool_]
 
-    def __init__(self, groups: int, capacity: int = 1024) -> None:
-        self.groups = groups
+    def __init__(self, clocks: Sequence[int], capacity: int = 1024) -> None:
+        """``clocks``: which clock each group goes by, the first to go by it."""
+        self.clocks = tuple(clocks)
+        self.groups = groups = len(self.clocks)
         self.clock = 0
         self.key: NDArray[np.uint8] = np.zeros((0, 32), dtype=np.uint8)
         lead: dict[str, tuple[int, ...]] = {

@@ -26,7 +26,7 @@ def lru(table: PageTable, group: int, ids: Ids) -> NDArray[np.int64]:
     Admit and commit stamp whole paths with one clock value, so an ancestor is never older than
     its descendant: this order *is* leaf-first, without any set of leaves.
     """
-    used: NDArray[np.int64] = table.used[group, ids] << _DEPTH_BITS
+    used: NDArray[np.int64] = table.used[table.clocks[group]][ids] << _DEPTH_BITS
     return used + ((1 << _DEPTH_BITS) - 1 - table.depth[ids])
 
 

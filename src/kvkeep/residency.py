@@ -33,7 +33,7 @@ class Residency:
                 raise ConfigError(f"{slots} slots for {len(schema.groups)} groups")
         self.schema = schema
         most = max(device_slots) + max(host_slots) + 1  # pages, unless many have no slots
-        self.table = PageTable(len(schema.groups), min(1024, most))
+        self.table = PageTable(schema.clocks, min(1024, most))
         self.tree = Tree(schema.page_tokens)
         self.device = Tier(self.table, DEVICE, device_slots, order)
         self.host = Tier(self.table, HOST, host_slots, order)
@@ -164,7 +164,8 @@ class Residency:
                 raise InvariantError("a page of the tree can serve no hit")
         if self._trims and any(self._empty(int(page)) for page in ids):
             raise InvariantError("an empty page is still in the tree")
-        used = table.used[[g.tail is None for g in self.schema.groups]]
+        whole = [g for g, group in enumerate(self.schema.groups) if group.tail is None]
+        used = table.used[[table.clocks[g] for g in whole]]
         for _, node in self.tree.walk():
             above = node.parent.ids[-1:] if node.parent else node.ids[:0]
             line = used[:, np.concatenate((above, node.ids))]

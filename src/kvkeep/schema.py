@@ -197,6 +197,13 @@ class Schema:
         if len({g.name for g in self.groups}) != len(self.groups):
             raise ConfigError("group names must differ")
 
+    @property
+    def clocks(self) -> tuple[int, ...]:
+        """Which clock each group goes by: groups that need every page are needed by the same hits,
+        so they share one."""
+        tails = [group.tail for group in self.groups]
+        return tuple(tails.index(None) if tail is None else g for g, tail in enumerate(tails))
+
     def fingerprint(self, group: Group) -> bytes:
         """16 bytes that name ``group``'s records: weights, geometry, shard and format."""
         shard = (self.identity.rank, self.identity.world) if group.sharded else (0, 1)

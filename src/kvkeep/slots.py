@@ -17,6 +17,8 @@ from .residency import Residency
 from .schema import Ids, Residence
 from .transfer import Move
 
+_ABSENT, _WRITING, _LIVE = map(int, Residence)
+
 
 class DeviceSlots:
     """Operations on shares; ``g`` is the group's index. The scheduler's thread only."""
@@ -119,15 +121,16 @@ class DeviceSlots:
         at = first + np.flatnonzero(share.owned[first : len(path)])
         if group.working:
             at = at[np.isin(at, list(snapshots))]
-        ids, slots = path[at], share.slots[at]
-        absent = self._table.where(DEVICE, g, ids, Residence.ABSENT)
-        live = self._table.where(DEVICE, g, ids, Residence.LIVE)
-        self._device.adopt(g, ids[absent], slots[absent], Residence.LIVE)
-        share.slots[at[live]] = NO_SLOT
-        share.owned[at[absent | live]] = False
-        share.slots[at[absent | live]] = self._device.pin(g, ids[absent | live])
-        self._device.free(g, slots[live])
-        return ids[absent]
+        state = self._table.state[DEVICE, g][path[at]]
+        new, known = at[state == _ABSENT], at[state == _LIVE]
+        self._device.adopt(g, path[new], share.slots[new], Residence.LIVE)
+        if len(known):
+            self._device.free(g, share.slots[known])
+        settled = at[state != _WRITING]
+        share.owned[settled] = False
+        share.slots[settled] = self._device.pin(g, path[settled])
+        adopted: Ids = path[new]
+        return adopted
 
     def slide(self, g: int, lease: Lease, start: int) -> None:
         """Let go of pages before ``start``. Out of reach of this request, they are the first to
@@ -143,7 +146,7 @@ class DeviceSlots:
         if self._groups[g].working:
             ends = (at + 1) * self._residency.schema.page_tokens
             dead &= ~np.isin(ends, list(lease.lasting))
-        self._table.used[g, out[dead]] = 0
+        self._table.used[self._table.clocks[g], out[dead]] = 0
         self._host.offer(g, out[dead])
         self._device.unpin(g, out)
         share.slots[gone] = NO_SLOT

@@ -28,7 +28,7 @@ MUTANTS = [
         "loading.py",
         "            self._device.publish(move.group, move.pages[move.landed])\n",
         "            self._device.publish(move.group, move.pages[move.landed])\n"
-        "            self._table.used[move.group, move.pages] = self._table.tick()\n",
+        "            self._table.used[self._table.clocks[move.group], move.pages] = self._table.tick()\n",
     ),
     Mutant(
         "commit stamps new pages only",
@@ -233,32 +233,29 @@ MUTANTS = [
         "duplicates are kept",
         "two requests with one prompt hold it twice",
         "slots.py",
-        "        live = self._table.where(DEVICE, g, ids, Residence.LIVE)\n",
-        "        live = np.zeros(len(ids), dtype=bool)\n",
+        "at[state == _ABSENT], at[state == _LIVE]",
+        "at[state == _ABSENT], at[:0]",
     ),
     Mutant(
         "duplicates are neither adopted nor pinned",
         "what is computed serves nobody else",
         "slots.py",
-        "        ids, slots = path[at], share.slots[at]\n",
-        "        ids, slots = path[at[:0]], share.slots[at[:0]]\n        at = at[:0]\n",
+        "        state = self._table.state[DEVICE, g][path[at]]\n",
+        "        at = at[:0]\n        state = self._table.state[DEVICE, g][path[at]]\n",
     ),
     Mutant(
         "commit does not repoint",
         "the lease goes on reading the slot that it has just freed",
         "slots.py",
-        "        share.slots[at[live]] = NO_SLOT\n"
-        "        share.owned[at[absent | live]] = False\n"
-        "        share.slots[at[absent | live]] = self._device.pin(g, ids[absent | live])\n",
-        "        share.owned[at[absent | live]] = False\n"
-        "        self._device.pin(g, ids[absent | live])\n",
+        "        share.slots[settled] = self._device.pin(g, path[settled])\n",
+        "        self._device.pin(g, path[settled])\n",
     ),
     Mutant(
         "a duplicate's own slot is not freed",
         "the device leaks a slot for each page computed twice",
         "slots.py",
-        "        self._device.free(g, slots[live])\n        return",
-        "        return",
+        "            self._device.free(g, share.slots[known])\n",
+        "            pass\n",
     ),
     Mutant(
         "a path that left the tree is committed below",

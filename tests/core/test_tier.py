@@ -18,7 +18,7 @@ class Room:
     """A device tier of one group over a table, and pages at given clocks and depths."""
 
     def __init__(self, slots: int) -> None:
-        self.table = PageTable(1, 8)
+        self.table = PageTable([0], 8)
         self.tier = Tier(self.table, DEVICE, [slots], lru)
 
     def add(self, used: int, depth: int = 0, state: Residence = LIVE) -> int:

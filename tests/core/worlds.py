@@ -628,7 +628,7 @@ class World:
             assert len(tokens) == P or (namespace, tokens[:-P]) in tree
             for g in self.groups:
                 want = self.oracle.used.get((g, path), 0)
-                assert self.table.used[g, page] == want, "a clock went wrong"
+                assert self.table.used[self.table.clocks[g], page] == want, "a clock went wrong"
                 hits = 0 if self.schema.groups[g].tail is None else self.oracle.hits[g, path]
                 assert self.table.hits[g, page] == min(hits, 2), "a hit was not counted"
 
