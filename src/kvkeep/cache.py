@@ -22,6 +22,7 @@ from .media.memory import Memory
 from .pages import DEVICE, MANY, TIERS
 from .policy import Policy
 from .prefetch import Prefetcher
+from .recompute import Recompute
 from .residency import Residency
 from .schema import Closed, InvariantError, RequestError, Schema, chain_keys, root_key
 from .slots import DeviceSlots
@@ -82,9 +83,11 @@ class Cache:
         self._device, self._host = self.residency.device, self.residency.host
         self._slots = DeviceSlots(self.residency, self.policy)
         self._backup = Backup(self.residency, self.transfers, self.policy, self.counts)
-        self._prefetcher = Prefetcher(self.residency, self.transfers, self.policy, self.counts)
+        self._recompute = Recompute(self.transfers, self.policy)
+        both = self.residency, self.transfers
+        self._prefetcher = Prefetcher(*both, self._recompute, self.policy, self.counts)
         self._loader = Loader(
-            self.residency, self.transfers, self._slots, self._backup, self.policy, self.counts
+            *both, self._slots, self._backup, self._recompute, self.policy, self.counts
         )
         self._apply: dict[str, Callable[[Ticket], None]] = {
             LOAD: self._loader.loaded,
@@ -141,8 +144,12 @@ class Cache:
         self._check_open()
         path = self._tree.match(namespace, self._raw(tokens))
         present = self.residency.present(path)
-        pages = self.schema.usable(present, self.policy.strict)
-        explanation = Explanation(limited_by=self.schema.limit(present, pages, self.policy.strict))
+        usable = self.schema.usable(present, self.policy.strict)
+        pages = self._loader.worth(path, usable)
+        explanation = Explanation(
+            limited_by=self.schema.limit(present, usable, self.policy.strict),
+            skipped=(usable - pages) * self.schema.page_tokens,
+        )
         known, path = len(path), path[:pages]
         fresh = self._pages(min(len(tokens), pages * self.schema.page_tokens + chunk)) - pages
         lease = Lease(namespace, path, {}, explanation=explanation, priority=priority)
@@ -261,6 +268,11 @@ class Cache:
                 self._slots.let_go(g, share, lease.path, 0)
                 self._device.free(g, share.working)
         self.residency.unhold(lease.path)
+
+    def observe_prefill(self, tokens: int, seconds: float) -> None:
+        """The engine computed so many prompt tokens in so long, and nothing else meanwhile. What
+        would take longer to load than that is not loaded from then on (``Policy.recompute``)."""
+        self._recompute.prefill.observe(tokens, seconds)
 
     def tick(self) -> None:
         """Apply what the lanes report, start what waits. Call it once per step, and when idle."""

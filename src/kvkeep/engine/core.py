@@ -189,6 +189,8 @@ class Engine:
             raise RequestError(f"request id {request.id!r} is in use")
         if not request.tokens:
             raise RequestError("the prompt is empty: it needs at least one token")
+        if not 0 <= request.priority <= 255:
+            raise RequestError(f"priority must be from 0 to 255, not {request.priority}")
         if min(request.tokens) < 0 or max(request.tokens) >= self.info.vocab_size:
             raise RequestError(f"token ids must be in [0, {self.info.vocab_size})")
         if room < 1:
