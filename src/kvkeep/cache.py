@@ -394,6 +394,11 @@ class Cache:
                 figures[f"evicted_pages_total{label}"] = tier.evicted[g]
         figures["pages"] = len(self._table)
         figures["transfers_pending"] = len(self.transfers.pending) + (not self._backup.idle)
+        for lane, speed in self.transfers.speeds.items():
+            if seconds := speed.seconds(1):
+                figures[f"bytes_per_second{{lane={lane}}}"] = 1 / seconds
+        if seconds := self._recompute.prefill.seconds(1):
+            figures["prefill_tokens_per_second"] = 1 / seconds
         figures["leases"] = len(self._leases)
         figures["prefetches"] = len(self._prefetcher.open)
         figures["storage_breaker_open"] = float(self.transfers.breaker.open)
