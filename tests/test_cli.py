@@ -76,7 +76,8 @@ class TestServe:
             --hicache-storage-prefetch-policy timeout --speculative-algorithm EAGLE3
             --speculative-num-steps 7 --speculative-num-draft-tokens 8 --speculative-eagle-topk 1
             --log-level info --missing-policy lenient
-            --mem-fraction-static 0.5 --eviction-policy lfu"""
+            --mem-fraction-static 0.5 --eviction-policy lfu --write-through-threshold 3
+            --prefetch-min-tokens 100 --recompute-policy never"""
         result = CliRunner().invoke(cli.app, flags.split())
         assert result.exit_code == 0, result.output
         config = EngineConfig(
@@ -85,6 +86,7 @@ class TestServe:
             host_ratio=3.0, storage_dir=model, storage_bytes=2 * GIB, chunked_prefill_size=64,
             max_running=3, missing="lenient", mem_fraction=0.5, num_steps=7, num_draft_tokens=8,
             write_policy="write_back", prefetch_policy="timeout", eviction="lfu",
+            write_hits=3, prefetch_min_tokens=100, recompute="never",
         )  # fmt: skip
         assert served == [(config, "::1", 0, "info")]
 

@@ -79,7 +79,7 @@ class Served:
 def served(target: Path, storage: Path, **options: Any) -> Iterator[Served]:
     config = EngineConfig(
         model=target, page_size=PAGE, device_tokens=1024, context_length=256, storage_dir=storage,
-        storage_bytes=1 << 26, **options,
+        storage_bytes=1 << 26, prefetch_min_tokens=0, recompute="never", **options,
     )  # fmt: skip
     one = Served(config)
     yield one

@@ -115,13 +115,15 @@ class TestCompletions:
     ) -> None:
         await post(
             http, COMPLETIONS, prompt="x", temperature=0, top_p=0.5, top_k=3, seed=-4, stop="END",
-            stop_token_ids=[7], ignore_eos=True, max_tokens=2, kvkeep={"speculate": False},
+            stop_token_ids=[7], ignore_eos=True, max_tokens=2, priority=7,
+            kvkeep={"speculate": False},
         )  # fmt: skip
         (request,) = engine.generates()
         sampling = request.sampling
         assert (sampling.temperature, sampling.top_p, sampling.top_k) == (0.0, 0.5, 3)
         assert (sampling.seed, sampling.stop, sampling.stop_token_ids) == (-4, ("END",), (7,))
         assert (sampling.ignore_eos, sampling.max_tokens) == (True, 2)
+        assert request.priority == 7
         assert not request.speculate
         assert not request.report_proposals
 
@@ -220,6 +222,10 @@ BAD = [  # path, body, status, param, part of the message
     (COMPLETIONS, '{"prompt": "a", "max_tokens": true}', 400, "max_tokens", "valid integer"),
     (COMPLETIONS, '{"prompt": "a", "seed": 9223372036854775808}', 400, "seed", "less than"),
     (COMPLETIONS, '{"prompt": "a", "stop": ["b", ""]}', 400, None, "stop string"),
+    (COMPLETIONS, '{"prompt": "a", "priority": 256}', 400, "priority", "less than or equal to 255"),
+    (COMPLETIONS, '{"prompt": "a", "priority": -1}', 400, "priority", "greater than or equal to 0"),
+    (COMPLETIONS, '{"prompt": "a", "priority": 1.5}', 400, "priority", "valid integer"),
+    (CHAT, json.dumps({"messages": HELLO, "priority": 256}), 400, "priority", "255"),
     (COMPLETIONS, '{"prompt": "a", "n": 2}', 400, "n", "not supported, except as 1"),
     (COMPLETIONS, '{"prompt": "a", "logprobs": 0}', 400, "logprobs", "not supported"),
     (COMPLETIONS, '{"prompt": "a", "echo": true}', 400, "echo", "not supported"),

@@ -22,6 +22,7 @@ from .media.memory import Memory
 from .pages import DEVICE, MANY, TIERS
 from .policy import Policy
 from .prefetch import Prefetcher
+from .recompute import Recompute
 from .residency import Residency
 from .schema import (
     NO_IDS,
@@ -90,9 +91,11 @@ class Cache:
         self._device, self._host = self.residency.device, self.residency.host
         self._slots = DeviceSlots(self.residency, self.policy)
         self._backup = Backup(self.residency, self.transfers, self.policy, self.counts)
-        self._prefetcher = Prefetcher(self.residency, self.transfers, self.policy, self.counts)
+        self._recompute = Recompute(self.transfers, self.policy)
+        both = self.residency, self.transfers
+        self._prefetcher = Prefetcher(*both, self._recompute, self.policy, self.counts)
         self._loader = Loader(
-            self.residency, self.transfers, self._slots, self._backup, self.policy, self.counts
+            *both, self._slots, self._backup, self._recompute, self.policy, self.counts
         )
         self._apply: dict[str, Callable[[Ticket], None]] = {
             LOAD: self._loader.loaded,
@@ -149,8 +152,12 @@ class Cache:
         self._check_open()
         path = self._tree.match(namespace, self._raw(tokens))
         present = self.residency.present(path)
-        pages = self.schema.usable(present, self.policy.strict)
-        explanation = Explanation(limited_by=self.schema.limit(present, pages, self.policy.strict))
+        usable = self.schema.usable(present, self.policy.strict)
+        pages = self._loader.worth(path, usable)
+        explanation = Explanation(
+            limited_by=self.schema.limit(present, usable, self.policy.strict),
+            skipped=(usable - pages) * self.schema.page_tokens,
+        )
         known, path = len(path), path[:pages]
         fresh = self._pages(min(len(tokens), pages * self.schema.page_tokens + chunk)) - pages
         lease = Lease(namespace, path, {}, explanation=explanation, priority=priority)
@@ -265,6 +272,11 @@ class Cache:
                 self._slots.let_go(g, share, lease.path, 0)
                 self._device.free(g, share.working)
         self.residency.unhold(lease.path)
+
+    def observe_prefill(self, tokens: int, seconds: float) -> None:
+        """The engine computed so many prompt tokens in so long, and nothing else meanwhile. What
+        would take longer to load than that is not loaded from then on (``Policy.recompute``)."""
+        self._recompute.prefill.observe(tokens, seconds)
 
     def tick(self) -> None:
         """Apply what the lanes report, start what waits. Call it once per step, and when idle."""
@@ -395,6 +407,11 @@ class Cache:
                 figures[f"evicted_pages_total{label}"] = tier.evicted[g]
         figures["pages"] = len(self._table)
         figures["transfers_pending"] = len(self.transfers.pending) + (not self._backup.idle)
+        for lane, speed in self.transfers.speeds.items():
+            if seconds := speed.seconds(1):
+                figures[f"bytes_per_second{{lane={lane}}}"] = 1 / seconds
+        if seconds := self._recompute.prefill.seconds(1):
+            figures["prefill_tokens_per_second"] = 1 / seconds
         figures["leases"] = len(self._leases)
         figures["prefetches"] = len(self._prefetcher.open)
         figures["storage_breaker_open"] = float(self.transfers.breaker.open)

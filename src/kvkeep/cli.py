@@ -124,6 +124,9 @@ def serve(
             "write_through_selective, when hit twice; write_back, when the device evicts them.",
         ),
     ] = "write_through",
+    write_through_threshold: Annotated[
+        int, option(STORAGE, "Hits of a page until write_through_selective takes it down.")
+    ] = 2,
     eviction_policy: Annotated[
         str,
         option(
@@ -149,6 +152,17 @@ def serve(
             "for nothing; timeout, at most 1 s and 0.25 s per 1,000 tokens.",
         ),
     ] = "wait_complete",
+    prefetch_min_tokens: Annotated[
+        int, option(STORAGE, "A shorter part of a prompt is not worth a read from storage.")
+    ] = 256,
+    recompute_policy: Annotated[
+        str,
+        option(
+            STORAGE,
+            "If loading is slower than computing, by measured speeds: auto, compute; "
+            "never, load all the same.",
+        ),
+    ] = "auto",
     speculative_algorithm: Annotated[
         Literal["EAGLE", "EAGLE3", "NEXTN", "STANDALONE"] | None,
         option(SPECULATION, "As in SGLang. What the draft is, its own config says."),
@@ -191,7 +205,10 @@ def serve(
         storage_dir=hicache_storage_dir,
         storage_bytes=round(hicache_storage_size * GIB),
         prefetch_policy=hicache_storage_prefetch_policy,
+        prefetch_min_tokens=prefetch_min_tokens,
+        recompute=recompute_policy,
         write_policy=hicache_write_policy,
+        write_hits=write_through_threshold,
         eviction=eviction_policy,
         missing=missing_policy,
         chunked_prefill_size=chunked_prefill_size,

@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 import time
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +22,7 @@ class Explanation:
 
     tokens: dict[str, int] = field(default_factory=dict)  # by tier: "device", "host", "storage"
     limited_by: str | None = None  # the group whose absence ended the hit; None: nothing did
+    skipped: int = 0  # tokens that were on the host, and faster to compute than to load
     loaded_bytes: int = 0  # host to device
     load_ms: float = 0.0  # from admit until the last page had landed
 
@@ -105,9 +107,11 @@ class Prefetch:
     path: Ids = field(default_factory=lambda: NO_IDS)  # each held once
     pinned: list[tuple[int, Ids]] = field(default_factory=list)  # host pins: (group, pages)
     fetched: Ids = field(default_factory=lambda: NO_IDS)  # from storage
-    waiting: int = 0  # transfers under way
+    gain: int = 0  # tokens that need not be computed if it waits
+    waiting: int = 0  # transfers under way, ...
+    last: Any = None  # ... of which this one comes last
     queued: bool = False  # in line for host memory
-    done: bool = False  # nothing more will come
+    done: bool = False  # nothing more will come, or not soon enough
     closed: bool = False
     begun: float = field(default_factory=time.monotonic)  # seconds
     serial: int = field(default_factory=_serial.__next__)

@@ -1,7 +1,8 @@
 """Loading: host to device, from a lease's grant until its hit is final.
 
-Pages that are being loaded for others are joined, not loaded again. When everything that a lease
-waits for has landed or failed, the hit rule is run once more, on what is there then.
+What would take longer to load than to compute is left where it is. Pages that are being loaded for
+others are joined, not loaded again. When everything that a lease waits for has landed or failed,
+the hit rule is run once more, on what is there then.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from .backup import Backup
 from .lease import Lease
 from .pages import DEVICE, NO_SLOT
 from .policy import Policy
+from .recompute import Recompute
 from .residency import Residency
 from .schema import Ids, Residence
 from .slots import DeviceSlots
@@ -30,14 +32,31 @@ class Loader:
         transfers: Transfers,
         slots: DeviceSlots,
         backup: Backup,
+        recompute: Recompute,
         policy: Policy,
         counts: Counter[str],
     ) -> None:
         self._residency, self._transfers = residency, transfers
-        self._slots, self._backup = slots, backup
+        self._slots, self._backup, self._recompute = slots, backup, recompute
         self._policy, self._counts = policy, counts
         self._schema, self._table = residency.schema, residency.table
         self._device, self._host = residency.device, residency.host
+
+    def worth(self, path: Ids, pages: int) -> int:
+        """How many of the first ``pages`` of a path to use: all of them, unless it takes less time
+        to compute those that are on the host only. Now and then they are loaded all the same."""
+        if not self._recompute.possible:
+            return pages
+        groups, state = self._schema.groups, self._table.state
+        here = [state[DEVICE, g, path[:pages]] != Residence.ABSENT for g in range(len(groups))]
+        known = self._schema.usable(here, self._policy.strict)
+        size = sum(
+            group.record_bytes * int(np.count_nonzero(~has[group.needed(pages).start :]))
+            for group, has in zip(groups, here, strict=True)
+        )
+        gain = (pages - known) * self._schema.page_tokens
+        slow = self._recompute.beats_moving(LOAD, size, gain)
+        return known if slow and not self._transfers.speeds[LOAD].retry() else pages
 
     def begin(self, lease: Lease, moves: list[Move], fetched: Ids) -> None:
         """Submit what is to be loaded, and join what others are loading already.
@@ -135,6 +154,7 @@ class Loader:
 
     def _explain(self, lease: Lease) -> None:
         """The hit is final: say, and count, where its tokens came from."""
+        self._counts["skipped_tokens_total{why=slow_load}"] += lease.explanation.skipped
         pages = np.bincount(lease.origin[: lease.pages], minlength=3)
         for tier, count in zip(("device", "host", "storage"), pages.tolist(), strict=True):
             tokens = count * self._schema.page_tokens

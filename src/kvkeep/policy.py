@@ -79,6 +79,9 @@ PREFETCH = ("wait_complete", "best_effort", "timeout")
 """What a request waits for: all that storage has; nothing, it takes what has come when its turn
 comes; or all, but only so long. What comes later, comes for others."""
 
+RECOMPUTE = ("auto", "never")
+"""Whether to compute what would take longer to load, by the speeds that were measured."""
+
 
 @dataclass(frozen=True, slots=True)
 class Policy:
@@ -92,6 +95,8 @@ class Policy:
     prefetch: str = "wait_complete"  # one of PREFETCH
     prefetch_seconds: float = 1.0  # that timeout waits at most, ...
     prefetch_seconds_per_1k: float = 0.25  # ... and so much more per 1,000 tokens of the prompt
+    prefetch_min_tokens: int = 256  # a shorter part of a prompt is not read from storage
+    recompute: str = "auto"  # one of RECOMPUTE
     write: str = "write_through"  # one of WRITE
     write_hits: int = 2  # of a page, until write_through_selective takes it down
     write_ahead: float = 0.02  # of device slots: what write_back keeps free, evicting early
@@ -109,10 +114,13 @@ class Policy:
     def __post_init__(self) -> None:
         if not 0 < self.prefetch_share <= 1 or self.stall_seconds <= 0:
             raise ConfigError("prefetch_share must be in (0, 1], stall_seconds above 0")
+        if self.prefetch_min_tokens < 0:
+            raise ConfigError("prefetch_min_tokens must be at least 0")
         if self.write_hits < 1 or not 0 <= self.write_ahead < 1:
             raise ConfigError("write_hits must be at least 1, write_ahead in [0, 1)")
         for name, known in (
             ("prefetch", PREFETCH),
+            ("recompute", RECOMPUTE),
             ("write", WRITE),
             ("missing", ("strict", "lenient", "stale")),
         ):

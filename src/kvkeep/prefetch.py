@@ -1,8 +1,9 @@
 """Prefetch: storage to host, from a request's arrival until it is scheduled.
 
 A request asks storage which of its pages are there, waits in line for host memory, and reads what
-is missing in memory. Pages that are on their way already are joined, not read again. What a
-prefetch brought, or found on the host, stays pinned there until the request is admitted or gone.
+is missing in memory, if that is long enough and faster than to compute it. Pages that are on their
+way already are joined, not read again. What a prefetch brought, or found on the host, stays pinned
+there until the request is admitted or gone.
 """
 
 from __future__ import annotations
@@ -16,18 +17,26 @@ from numpy.typing import NDArray
 from .lease import Prefetch
 from .pages import HOST
 from .policy import Policy
+from .recompute import Recompute
 from .residency import Residency
 from .schema import NO_IDS, NO_SLOTS, Ids, Residence, chain_keys, root_key
 from .transfer import PROBE, READ, Move, Ticket, Transfers
+
+_TRIAL_BYTES = 1 << 20  # to read of a store that was slow when last seen
 
 
 class Prefetcher:
     """All prefetches under way. The scheduler's thread only."""
 
     def __init__(
-        self, residency: Residency, transfers: Transfers, policy: Policy, counts: Counter[str]
+        self,
+        residency: Residency,
+        transfers: Transfers,
+        recompute: Recompute,
+        policy: Policy,
+        counts: Counter[str],
     ) -> None:
-        self._residency, self._transfers = residency, transfers
+        self._residency, self._transfers, self._recompute = residency, transfers, recompute
         self._policy, self._counts = policy, counts
         self._claimed = [0] * len(residency.schema.groups)  # host slots that prefetches keep
         self.open: dict[int, Prefetch] = {}
@@ -41,7 +50,8 @@ class Prefetcher:
         present = self._in_memory(path, pages)
         prefetch.present = present
         prefetch.reach = self._usable(present)
-        if prefetch.reach == pages or not self._transfers.storage:
+        prefetch.gain = (pages - prefetch.reach) * self._residency.schema.page_tokens
+        if self._short(prefetch.gain) or not self._transfers.storage:
             self._start(prefetch)
             return prefetch
         keys = self._residency.table.keys(path)
@@ -69,15 +79,35 @@ class Prefetcher:
     def probed(self, ticket: Ticket) -> None:
         """Storage answered: the prefetch knows how far it may reach and gets in line."""
         for prefetch in ticket.waiters:
-            if not prefetch.closed:
+            if not prefetch.closed and not prefetch.done:
                 prefetch.reach = self._usable(ticket.present)
                 prefetch.queued = True
 
     def advance(self) -> None:
-        """Start whatever now fits into host memory, not only the first in line."""
+        """Start whatever now fits into host memory, not only the first in line, and give up what
+        turns out to be slower than computing."""
         for prefetch in self.open.values():
+            if prefetch.done:
+                continue
             if prefetch.queued:
                 self._start(prefetch)
+            elif self._recompute.beats(self._left(prefetch), prefetch.gain):
+                self._give_up(prefetch)
+
+    def _left(self, prefetch: Prefetch) -> float | None:
+        """Seconds that its reads still take; of a question to storage, as many as it took yet."""
+        if prefetch.waiting:
+            return self._transfers.seconds(READ, last=prefetch.last)
+        return time.monotonic() - prefetch.begun
+
+    def _give_up(self, prefetch: Prefetch) -> None:
+        """Do not wait for it. Reads end early unless somebody else waits for them; what has come
+        by then is there for others."""
+        self._counts["skipped_tokens_total{why=slow}"] += prefetch.gain
+        prefetch.done = True
+        for ticket in self._transfers.pending:
+            if ticket.kind == READ:
+                ticket.abandoned |= all(other.done for other in ticket.waiters)
 
     def read(self, ticket: Ticket) -> None:
         """A storage-to-host ticket came back: pages that landed are there for everybody."""
@@ -93,7 +123,7 @@ class Prefetcher:
                     self._pin(prefetch, move.group, landed[np.isin(landed, prefetch.path)])
         for prefetch in ticket.waiters:
             prefetch.waiting -= 1
-            prefetch.done = prefetch.waiting == 0
+            prefetch.done |= prefetch.waiting == 0
         for move in ticket.moves:
             residency.unhold(move.pages)
 
@@ -102,7 +132,7 @@ class Prefetcher:
         themselves."""
         if prefetch.closed:
             return
-        prefetch.closed = True
+        prefetch.closed = prefetch.done = True
         del self.open[prefetch.serial]
         for group, pages in prefetch.pinned:
             self._residency.host.unpin(group, pages)
@@ -111,7 +141,8 @@ class Prefetcher:
         self._residency.unhold(prefetch.path)
 
     def _start(self, prefetch: Prefetch) -> None:
-        """Reserve host slots for what ``[0, reach)`` lacks in memory, and read it."""
+        """Reserve host slots for what ``[0, reach)`` lacks in memory, and read it; of what is not
+        worth it at most a little, for which nobody waits."""
         residency, table = self._residency, self._residency.table
         raw = prefetch.raw[: prefetch.reach * residency.tree.page_bytes]
         path = residency.tree.match(prefetch.namespace, raw)
@@ -121,6 +152,15 @@ class Prefetcher:
                 prefetch.present, self._in_memory(path, prefetch.reach), strict=True
             )
         ]
+        known = self._usable([self._pad(has, prefetch.reach) for has in residency.present(path)])
+        prefetch.gain = (prefetch.reach - known) * residency.schema.page_tokens
+        if not self._worth(prefetch.gain, self._wanted(prefetch.reach, missing)):
+            prefetch.done = True
+            prefetch.reach = min(prefetch.reach, known + self._trial(prefetch.gain))
+            path = path[: prefetch.reach]
+            missing = [lacks[: prefetch.reach] for lacks in missing]
+            for lacks in missing:
+                lacks[:known] = False
         share = [int(self._policy.prefetch_share * n) for n in residency.host.capacity]
         left = [cap - used for cap, used in zip(share, self._claimed, strict=True)]
         if any(self._claimed) and not self._fits(prefetch.reach, missing, left):
@@ -182,7 +222,33 @@ class Prefetcher:
                 moves.append(Move(group, ids, NO_SLOTS, slots, keys))
         if moves:
             self._wait(prefetch, self._transfers.submit(Ticket(READ, moves)))
-        prefetch.done = prefetch.waiting == 0
+        prefetch.done |= prefetch.waiting == 0
+
+    def _worth(self, gain: int, wanted: list[int]) -> bool:
+        """Whether ``gain`` tokens are enough to be read, and come faster than they are computed.
+
+        Args:
+            wanted: pages of each group to be read for them.
+        """
+        groups = self._residency.schema.groups
+        size = sum(n * group.record_bytes for n, group in zip(wanted, groups, strict=True))
+        if self._short(gain):
+            self._counts["skipped_tokens_total{why=short}"] += gain
+        elif self._recompute.beats_moving(READ, size, gain):
+            self._counts["skipped_tokens_total{why=slow}"] += gain
+        else:
+            return True
+        return False
+
+    def _short(self, gain: int) -> bool:
+        return gain < max(1, self._policy.prefetch_min_tokens)
+
+    def _trial(self, gain: int) -> int:
+        """Pages to read all the same: a few now and then, to see whether storage is fast again."""
+        if self._short(gain) or not self._transfers.speeds[READ].retry():
+            return 0
+        page = sum(group.record_bytes for group in self._residency.schema.groups)
+        return max(1, _TRIAL_BYTES // page)
 
     def _claim(self, prefetch: Prefetch, group: int, slots: int) -> None:
         self._claimed[group] += slots
@@ -191,6 +257,7 @@ class Prefetcher:
     def _wait(self, prefetch: Prefetch, ticket: Ticket) -> None:
         ticket.waiters.append(prefetch)
         prefetch.waiting += 1
+        prefetch.last = ticket
         coming = np.concatenate([prefetch.fetched, *(move.pages for move in ticket.moves)])
         prefetch.fetched = np.unique(coming)
 
@@ -201,8 +268,11 @@ class Prefetcher:
     def _in_memory(self, path: Ids, pages: int) -> list[NDArray[np.bool_]]:
         """Per group ``[pages]``: in a memory tier or on the way there."""
         table = self._residency.table
-        beyond = np.zeros(pages - len(path), dtype=bool)
-        return [np.concatenate((table.resident(g, path), beyond)) for g in range(table.groups)]
+        return [self._pad(table.resident(g, path), pages) for g in range(table.groups)]
+
+    def _pad(self, has: NDArray[np.bool_], pages: int) -> NDArray[np.bool_]:
+        """``[pages]``: False beyond."""
+        return np.concatenate((has, np.zeros(pages - len(has), dtype=bool)))
 
     def _usable(self, present: list[NDArray[np.bool_]]) -> int:
         return self._residency.schema.usable(present, self._policy.missing == "strict")

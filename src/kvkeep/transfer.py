@@ -1,9 +1,10 @@
 """Lanes and tickets: when bytes move.
 
-Four lanes, each a thread of its own: save (device to host), load (host to device), write (host to
-storage) and read (storage to host). The scheduler's thread submits tickets and collects those that
-came back in :meth:`Transfers.landed`; a lane's thread sees slot arrays and byte views only. No
-exception of a backend ends a lane. A store that fails or stalls trips its circuit breaker.
+Five lanes, each a thread of its own: save (device to host), load (host to device), write (host to
+storage), read (storage to host) and probe (what storage has, also while others read). The
+scheduler's thread submits tickets and collects those that came back in :meth:`Transfers.landed`; a
+lane's thread sees slot arrays and byte views only. No exception of a backend ends a lane. A store
+that fails or stalls trips its circuit breaker.
 
 A ticket owns its source and target slots until it came back, whatever happened meanwhile to the
 request, the page or the deadline.
@@ -24,6 +25,7 @@ from numpy.typing import NDArray
 
 from .media.memory import Copy
 from .schema import Closed, Ids, Key, Schema, Slots
+from .speed import Speed
 from .stores.base import Store
 
 log = logging.getLogger(__name__)
@@ -36,8 +38,10 @@ _READ: Verb = lambda store, keys, bodies: store.read(keys, bodies)  # noqa: E731
 _PROBE: Verb = lambda store, keys, _: store.probe(keys)  # noqa: E731
 _TOUCH: Verb = lambda store, keys, _: store.touch(keys)  # noqa: E731
 
-_LANE_OF = {PROBE: READ, TOUCH: WRITE}
-_CALL_RECORDS = 256  # records in one call of a store
+_LANE_OF = {TOUCH: WRITE}
+_CALL_RECORDS = 256  # records in one call of a store, ...
+_CALL_SECONDS = 0.1  # ... which should read no longer, ...
+_CALL_BYTES = 1 << 20  # ... nor more while nobody knows how long that takes
 
 
 class Media(Protocol):
@@ -69,6 +73,8 @@ class Ticket:
     waiters: list[Any] = field(default_factory=list)  # who to tell; the cache's own
     present: list[NDArray[np.bool_]] = field(default_factory=list)  # a probe's question and answer
     submitted: float = 0.0  # monotonic seconds
+    left: int = 0  # bytes still to move; the lane's
+    abandoned: bool = False  # nobody waits for it: a read ends with the call under way
 
     def touches(self, pages: Ids) -> bool:
         """Whether it moves any of these pages."""
@@ -92,10 +98,12 @@ MakeLane = Callable[[str, Work, Callable[[Ticket], None]], Lane]
 
 
 class ThreadLane:
-    """A lane on a thread of its own. It hands everything that is queued to one ``work`` call."""
+    """A lane on a thread of its own. One ``work`` call gets everything that is queued, or from
+    storage one ticket: who came first is not to wait for all who came meanwhile."""
 
     def __init__(self, name: str, work: Work, report: Callable[[Ticket], None]) -> None:
         self._work, self._report = work, report
+        self._merges = name in (SAVE, LOAD)
         self._queue: deque[Ticket] = deque()
         self._wake = threading.Condition()
         self._closed = False
@@ -127,8 +135,8 @@ class ThreadLane:
                 self._wake.wait_for(lambda: self._queue or self._closed)
                 if not self._queue:
                     return
-                batch = list(self._queue)
-                self._queue.clear()
+                count = len(self._queue) if self._merges else 1
+                batch = [self._queue.popleft() for _ in range(count)]
             self._work(batch)
             for ticket in batch:
                 self._report(ticket)
@@ -168,7 +176,7 @@ class Breaker:
 
 
 class Transfers:
-    """The four lanes between two media and a store.
+    """The lanes between two media and a store.
 
     Args:
         schema: what the groups are.
@@ -195,6 +203,7 @@ class Transfers:
         self.breaker = Breaker()
         self.faults: Counter[str] = Counter()  # contained failures, by lane
         self.moved: Counter[str] = Counter()  # bytes that landed, by lane
+        self.speeds = {LOAD: Speed(), READ: Speed()}  # in bytes; their lanes measure
         self.pending: list[Ticket] = []  # submitted and not collected; the scheduler's thread
         report = self._done.append
         self._lanes = {
@@ -202,6 +211,7 @@ class Transfers:
             LOAD: lane(LOAD, self._each(self._load), report),
             WRITE: lane(WRITE, self._each(self._write), report),
             READ: lane(READ, self._each(self._read), report),
+            PROBE: lane(PROBE, self._each(self._probe), report),
         }
 
     @property
@@ -212,6 +222,8 @@ class Transfers:
     def submit(self, ticket: Ticket) -> Ticket:
         """Start a transfer. Storage that is out of order fails at once, in the next `landed`."""
         ticket.submitted = time.monotonic()
+        groups = self.schema.groups
+        ticket.left = sum(len(m.pages) * groups[m.group].record_bytes for m in ticket.moves)
         self.pending.append(ticket)
         kind = ticket.kind
         if kind not in (SAVE, LOAD) and not self.storage:
@@ -236,6 +248,16 @@ class Transfers:
     def key(self, group: int, page: bytes) -> Key:
         """Name in storage of one group of a page with this chained key."""
         return Key(self._prints[group], page)
+
+    def seconds(self, kind: str, size: int = 0, last: Ticket | None = None) -> float | None:
+        """How long ``size`` more bytes take behind all that waits on a lane, or behind ``last``
+        alone and what is before it; None: not known yet."""
+        for ticket in self.pending:
+            if ticket.kind == kind:
+                size += ticket.left
+            if ticket is last:
+                break
+        return self.speeds[kind].seconds(size)
 
     def close(self, timeout: float = 5.0) -> bool:
         """Stop the lanes; what is queued is still carried out, if it takes no longer.
@@ -274,7 +296,10 @@ class Transfers:
         self._all_landed(batch)
 
     def _load(self, batch: list[Ticket]) -> None:
-        self._media.load(_copies(batch))
+        size, began = sum(ticket.left for ticket in batch), time.monotonic()
+        with self.speeds[LOAD].under_way(size):
+            self._media.load(_copies(batch))
+        self.speeds[LOAD].observe(size, time.monotonic() - began)
         self._all_landed(batch)
 
     def _all_landed(self, batch: list[Ticket]) -> None:
@@ -291,11 +316,31 @@ class Transfers:
 
     def _read(self, batch: list[Ticket]) -> None:
         for ticket in batch:
-            if ticket.kind == PROBE:
-                self._probe(ticket)
-            else:
-                bodies = self._bodies(ticket, lambda move: move.target)
-                self._land(ticket, self._call(READ, _keys(ticket), _READ, bodies))
+            self._land(ticket, self._fetch(ticket))
+
+    def _fetch(self, ticket: Ticket) -> NDArray[np.bool_]:
+        """Read in calls that are short, so that how fast it goes is known early."""
+        keys, sizes, speed = _keys(ticket), self._sizes(ticket), self.speeds[READ]
+        bodies = self._bodies(ticket, lambda move: move.target)
+        flags = np.zeros(len(keys), dtype=bool)
+        start = 0
+        while start < len(keys) and not (start and ticket.abandoned):
+            pace = speed.seconds(1)
+            limit = _CALL_SECONDS / pace if pace else _CALL_BYTES
+            count = int(np.searchsorted(np.cumsum(sizes[start:]), limit, side="right"))
+            part = slice(start, start + max(1, min(count, _CALL_RECORDS)))
+            size, began = int(sizes[part].sum()), time.monotonic()
+            with speed.under_way(size):
+                flags[part] = self._call(READ, keys[part], _READ, bodies[part])
+            speed.observe(int(sizes[part] @ flags[part]), time.monotonic() - began)
+            ticket.left -= size
+            start = part.stop
+        return flags
+
+    def _sizes(self, ticket: Ticket) -> NDArray[np.int64]:
+        """Bytes of each record of a ticket."""
+        groups = [self.schema.groups[move.group].record_bytes for move in ticket.moves]
+        return np.repeat(groups, [len(move.pages) for move in ticket.moves])
 
     def _bodies(self, ticket: Ticket, slots: Callable[[Move], Slots]) -> list[memoryview]:
         return [b for move in ticket.moves for b in self._media.bodies(move.group, slots(move))]
@@ -339,7 +384,11 @@ class Transfers:
             size = self.schema.groups[move.group].record_bytes
             self.moved[ticket.kind] += size * int(np.count_nonzero(move.landed))
 
-    def _probe(self, ticket: Ticket) -> None:
+    def _probe(self, batch: list[Ticket]) -> None:
+        for ticket in batch:
+            self._ask(ticket)
+
+    def _ask(self, ticket: Ticket) -> None:
         """Fill ``ticket.present``: groups that need every page up to their first gap, then the
         others as far as those reach. What is present already is not asked for."""
         groups = self.schema.groups

@@ -211,7 +211,7 @@ class Field:
         self.lanes: dict[str, ManualLane] = {}
         self.requests: list[Request] = []
         self.media = Numbers(self.device, self.host)
-        policy = Policy(missing=self.missing, snapshot_pages=self.every)
+        policy = Policy(missing=self.missing, snapshot_pages=self.every, prefetch_min_tokens=0)
         self.cache = Cache(
             self.schema, self.device, self.host, self.store, policy, self.media, self._lane
         )
@@ -219,8 +219,10 @@ class Field:
         self.table = self.cache.residency.table
 
     def _lane(self, name: str, work: Callable, report: Callable) -> ManualLane:
-        self.lanes[name] = ManualLane(work, report)
-        return self.lanes[name]
+        """Questions to storage wait in line with reads."""
+        lane = "read" if name == "probe" else name
+        self.lanes.setdefault(lane, ManualLane(report)).work[name] = work
+        return self.lanes[lane]
 
     def operate(self) -> None:
         """One operation that can be done now."""

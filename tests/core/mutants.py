@@ -28,7 +28,8 @@ MUTANTS = [
         "loading.py",
         "            self._device.publish(move.group, move.pages[move.landed])\n",
         "            self._device.publish(move.group, move.pages[move.landed])\n"
-        "            self._table.used[self._table.clocks[move.group], move.pages] = self._table.tick()\n",
+        "            clock = self._table.clocks[move.group]\n"
+        "            self._table.used[clock, move.pages] = self._table.tick()\n",
     ),
     Mutant(
         "commit stamps new pages only",
@@ -103,8 +104,8 @@ MUTANTS = [
         "cancel frees what a ticket fills",
         "a late read lands in somebody else's slot",
         "prefetch.py",
-        "        prefetch.closed = True\n",
-        "        prefetch.closed = True\n"
+        "        prefetch.closed = prefetch.done = True\n",
+        "        prefetch.closed = prefetch.done = True\n"
         "        for ticket in self._transfers.pending:\n"
         "            for move in ticket.moves if prefetch in ticket.waiters else []:\n"
         "                if len(move.pages):\n"
@@ -512,8 +513,8 @@ MUTANTS = [
         "reads under way are not joined",
         "64 requests with one prefix read it 64 times",
         "prefetch.py",
-        "np.concatenate((table.resident(g, path), beyond))",
-        "np.concatenate(((table.state[:, g, path] == 2).any(axis=0), beyond))",
+        "self._pad(table.resident(g, path), pages)",
+        "self._pad((table.state[:, g, path] == 2).any(axis=0), pages)",
         killer="test_cache.py: 64_requests",
     ),
     Mutant(

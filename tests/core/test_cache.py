@@ -722,7 +722,8 @@ def test_requests_go_on_without_a_store_that_hangs(verb: str) -> None:
         store.records = with_records.store.records
     method = getattr(store, verb)
     setattr(store, verb, lambda *args: (go.wait(20), method(*args))[1])
-    cache = Cache(TWO, [16] * 2, [16] * 2, store, Policy(stall_seconds=0.05), media)
+    policy = Policy(stall_seconds=0.05, prefetch_min_tokens=0)
+    cache = Cache(TWO, [16] * 2, [16] * 2, store, policy, media)
     try:
         for _ in range(2):
             prefetch = cache.prefetch(tokens)
@@ -894,7 +895,8 @@ def test_a_restart_brings_every_byte_back(tmp_path) -> None:
     tokens = np.arange(33, dtype=np.int32)
 
     def start() -> Cache:
-        return Cache(schema, [10, 10], [16, 16], FileStore(tmp_path, sizes))
+        policy = Policy(prefetch_min_tokens=0)
+        return Cache(schema, [10, 10], [16, 16], FileStore(tmp_path, sizes), policy)
 
     def pages(cache: Cache, lease, page: int) -> list[bytes]:
         return [

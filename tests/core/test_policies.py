@@ -6,6 +6,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import ClassVar
 
 import numpy as np
@@ -25,11 +26,14 @@ class PolicyWorld(World):
     """A world under another policy. How much room there is, its oracle leaves open."""
 
     policy: ClassVar = Policy()
+    min_tokens = 0  # prompts are short here
 
     def restart(self) -> None:
         super().restart()
+        self.lanes.clear()
         parts = self.schema, self.device, self.host, self.store
-        self.cache = Cache(*parts, self.policy, self.media, self._lane)
+        policy = replace(self.policy, prefetch_min_tokens=self.min_tokens)
+        self.cache = Cache(*parts, policy, self.media, self._lane)
         self.cache.transfers.breaker = Switch()
         self.table = self.cache.residency.table
 

@@ -141,10 +141,12 @@ class DictStore:
 
 
 class ManualLane:
-    """Runs what is queued when it is told to, in any order."""
+    """Runs what is queued when it is told to, in any order; several lanes of the cache may share
+    one."""
 
-    def __init__(self, work: Callable, report: Callable) -> None:
-        self.work, self.report = work, report
+    def __init__(self, report: Callable) -> None:
+        self.work: dict[str, Callable] = {}  # by lane
+        self.report = report
         self.queue: list[Ticket] = []
 
     def submit(self, ticket: Ticket) -> None:
@@ -160,8 +162,9 @@ class ManualLane:
     def step(self, first: int = 0, count: int = 1) -> None:
         batch = self.queue[first : first + count]
         del self.queue[first : first + count]
-        if batch:
-            self.work(batch)
+        for name, work in self.work.items():
+            if mine := [t for t in batch if t.kind == name or (name, t.kind) == ("write", "touch")]:
+                work(mine)
         for ticket in batch:
             self.report(ticket)
 
@@ -259,7 +262,7 @@ class World:
             self.device,
             self.host,
             self.store,
-            Policy(missing=self.missing, snapshot_pages=self.every),
+            Policy(missing=self.missing, snapshot_pages=self.every, prefetch_min_tokens=0),
             self.media,
             self._lane,
         )
@@ -268,8 +271,10 @@ class World:
         self.oracle = Oracle()
 
     def _lane(self, name: str, work: Callable, report: Callable) -> ManualLane:
-        self.lanes[name] = ManualLane(work, report)
-        return self.lanes[name]
+        """Questions to storage wait in line with reads."""
+        lane = "read" if name == "probe" else name
+        self.lanes.setdefault(lane, ManualLane(report)).work[name] = work
+        return self.lanes[lane]
 
     def arrive(self, tokens: Sequence[int], namespace: str = "", ask: bool = True) -> Request:
         request = Request(namespace, tuple(tokens))

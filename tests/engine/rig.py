@@ -135,6 +135,7 @@ class Rig:
         watch: bool = False,
         **options: Any,
     ) -> None:
+        options = {"prefetch_min_tokens": 0, "recompute": "never"} | options  # read what is there
         options = {"page_size": 16, "num_steps": 4, "device_tokens": 4096} | options
         self.config = EngineConfig(
             model=pair.target, draft=pair.draft if draft else None, **options

@@ -250,6 +250,7 @@ def test_killed_in_the_middle(tiny: Pair, tmp_path: Path, expected: list[list[in
     arguments = [
         *(str(tiny.target), "--draft", str(tiny.draft), "--page-size", "16"),
         *("--hicache-storage-backend", "file", "--hicache-storage-dir", str(tmp_path)),
+        *("--prefetch-min-tokens", "0", "--recompute-policy", "never"),
     ]
 
     def ask(server: Server, number: int) -> tuple[list[int], int]:

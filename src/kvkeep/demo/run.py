@@ -129,7 +129,8 @@ def _measure(
 
 
 def _storage(directory: Path) -> list[str]:
-    return ["--hicache-storage-backend", "file", "--hicache-storage-dir", str(directory)]
+    where = ["--hicache-storage-backend", "file", "--hicache-storage-dir", str(directory)]
+    return [*where, "--recompute-policy", "never"]
 
 
 def _complete(server: Server, tokens: list[int], new_tokens: int = NEW_TOKENS) -> dict[str, Any]:

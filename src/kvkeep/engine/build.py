@@ -68,7 +68,10 @@ def build(config: EngineConfig, store: OpenStore = open_store) -> Parts:
     policy = Policy(
         eviction=eviction_order(config.eviction),
         prefetch=config.prefetch_policy,
+        prefetch_min_tokens=config.prefetch_min_tokens,
+        recompute=config.recompute,
         write=config.write_policy,
+        write_hits=config.write_hits,
         missing=config.missing,
         snapshot_pages=config.snapshot_pages,
     )

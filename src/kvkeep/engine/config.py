@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from ..policy import EVICTION, PREFETCH, WRITE
+from ..policy import EVICTION, PREFETCH, RECOMPUTE, WRITE
 from ..schema import ConfigError
 
 GIB = 1 << 30
@@ -37,7 +37,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     storage_dir: Path | None = None  # None: no storage tier
     storage_bytes: int = 16 * GIB  # one quota over everything in storage_dir
     prefetch_policy: str = "wait_complete"  # one of policy.PREFETCH
+    prefetch_min_tokens: int = 256  # a shorter part of a prompt is not read from storage
+    recompute: str = "auto"  # one of policy.RECOMPUTE
     write_policy: str = "write_through"  # one of policy.WRITE
+    write_hits: int = 2  # of a page, until write_through_selective takes it down
     eviction: str = "lru"  # a name in policy.EVICTION
     missing: str = "strict"  # "strict", "lenient"; "stale" is a measuring control, never safe
     chunked_prefill_size: int = 512  # tokens of prefill per step
@@ -52,6 +55,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             "kv_dtype": ("auto", "float32", "bfloat16", "float16", "fp8_e4m3"),
             "device": ("auto", "cpu", "cuda"),
             "prefetch_policy": PREFETCH,
+            "recompute": RECOMPUTE,
             "write_policy": WRITE,
             "eviction": tuple(EVICTION),
             "missing": ("strict", "lenient", "stale"),

@@ -42,6 +42,7 @@ log = logging.getLogger(__name__)
 
 _IDLE_SECONDS = 0.05  # between ticks while nothing runs
 _BUSY_SECONDS = 0.0005  # while bytes are on their way
+_PREFILL_TOKENS = 128  # fewer computed at once tell little of how fast prompts are computed
 
 
 class Engine:
@@ -69,6 +70,7 @@ class Engine:
         self._inbox: queue.SimpleQueue[Request] = queue.SimpleQueue()
         self._reply: Callable[[Reply], None] = lambda _: None
         self._stepped = False  # the last turn ran a step
+        self._prefill = 0, 0.0  # tokens and seconds of steps of nothing else, since the last draw
         self._door = threading.Lock()  # a message comes in before ``_closing`` is set, or never
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="kvkeep-engine", daemon=True)
@@ -125,6 +127,8 @@ class Engine:
 
     def _step(self, work: list[Work]) -> None:
         before = [one.seq.computed for one in work]
+        prefill = not any(one.seq.decoding for one in work)
+        began = time.monotonic()
         try:
             advances = self._runner.step(work)
         except Exception as error:
@@ -133,12 +137,24 @@ class Engine:
                 self._fail(one.seq.id, error)
             return
         now = time.monotonic()
+        tokens = sum(one.chunk for one in work) if prefill else 0
+        self._time_prefill(tokens, now - began, any(advance.tokens for advance in advances))
         for one, old, advance in zip(work, before, advances, strict=True):
             try:
                 self._advance(one.seq, old, advance.tokens, now)
             except Exception as error:
                 log.exception("a request failed after its step")
                 self._fail(one.seq.id, error)
+
+    def _time_prefill(self, tokens: int, seconds: float, drawn: bool) -> None:
+        """Tell the cache how fast prompts are computed. A step computed so many ``tokens``, 0 if it
+        did anything else; a device may be behind until it draws."""
+        before = self._prefill if tokens else (0, 0.0)
+        self._prefill = before[0] + tokens, before[1] + seconds
+        if drawn and self._prefill[0] >= _PREFILL_TOKENS:
+            self.cache.observe_prefill(*self._prefill)
+        if drawn or not tokens:
+            self._prefill = 0, 0.0
 
     def _advance(self, seq: Sequence, old: int, tokens: list[int], now: float) -> None:
         """A step took ``seq`` from ``old`` tokens to where it is now, and made new ``tokens``."""
@@ -189,6 +205,8 @@ class Engine:
             raise RequestError(f"request id {request.id!r} is in use")
         if not request.tokens:
             raise RequestError("the prompt is empty: it needs at least one token")
+        if not 0 <= request.priority <= 255:
+            raise RequestError(f"priority must be from 0 to 255, not {request.priority}")
         if min(request.tokens) < 0 or max(request.tokens) >= self.info.vocab_size:
             raise RequestError(f"token ids must be in [0, {self.info.vocab_size})")
         if room < 1:

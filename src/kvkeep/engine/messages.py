@@ -50,6 +50,7 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     tokens: list[int]  # the prompt; not empty, each in [0, vocab_size)
     sampling: Sampling
     namespace: str = ""  # root of the prefix tree: tenant salt, adapter, ...
+    priority: int = 0  # 0 to 255; pages of the lowest go first where eviction is by priority
     speculate: bool = True  # False: no draft model for this request
     report_proposals: bool = False  # return every draft proposal in Finished
 

@@ -89,7 +89,10 @@ class Scheduler:
                 continue
             if self.running and not self._has_room(seq):
                 return
-            lease = self._cache.admit(seq.tokens, seq.request.namespace, self._chunk, seq.prefetch)
+            request = seq.request
+            lease = self._cache.admit(
+                seq.tokens, request.namespace, self._chunk, seq.prefetch, request.priority
+            )
             if lease is None:
                 return
             seq.lease, seq.prefetch = lease, None

@@ -101,6 +101,7 @@ class GenerationRequest(Strict):
     ignore_eos: bool = False
     cache_salt: str = ""  # prefixes are shared only between requests of one salt ...
     extra_key: str = ""  # ... and one extra key
+    priority: int = Field(default=0, ge=0, le=255)  # how long its pages should stay cached
     kvkeep: KvkeepOptions = KvkeepOptions()
 
     @property

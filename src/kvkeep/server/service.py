@@ -61,6 +61,7 @@ class Service:
                 tokens=tokens,
                 sampling=body.sampling(self._limit(body, len(tokens), default_limit)),
                 namespace=body.namespace,
+                priority=body.priority,
                 speculate=body.kvkeep.speculate,
                 report_proposals=body.kvkeep.report_proposals,
             )

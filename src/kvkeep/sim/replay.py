@@ -138,7 +138,7 @@ def replay(
         tell: called after each request.
     """
     device = trace.distinct + 1 if capacity.device is None else capacity.device
-    policy = replace(policy or Policy(), write_ahead=0.0)  # copies take no time
+    policy = replace(policy or Policy(), write_ahead=0.0, prefetch_min_tokens=0)  # no copy costs
     # What is copied down and up at once needs a place for a moment; between requests it is free.
     spare = min(trace.longest, device) if capacity.host and policy.write == "write_back" else 0
     store = KeyStore(capacity.storage) if capacity.storage else None
