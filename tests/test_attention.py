@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from kvkeep.models.attention import Layout, Part, attend, write
+from kvkeep.models.attention import Part, Scoring, attention_on
 
+ATTENTION = attention_on(torch.device("cpu"))
 PAGE, SLOTS, DIM = 4, 40, 8
 CASES = [(0, 1, 0), (0, 9, 0), (7, 1, 0), (12, 6, 0), (5, 4, 3), (16, 1, 13), (3, 1, 3), (1, 8, 1)]
 """Start, rows and first visible position of the sequences in one packed batch."""
@@ -96,12 +97,12 @@ def run(
             if p.start > first
         ]
         old = [x[first : p.start] for x, p, first in zip(rows, parts, firsts, strict=True)]
-        write(pool, torch.cat(old), Layout.of(before, PAGE, pool.device))
+        ATTENTION.plan(before, PAGE).write(pool, torch.cat(old))
         pools.append(pool)
-    layout = Layout.of(parts, PAGE, pools[0].device, options.window)
+    plan = ATTENTION.plan(parts, PAGE, options.window)
     for pool, rows in zip(pools, (keys, values), strict=True):
-        write(pool, torch.cat([x[p.start :] for x, p in zip(rows, parts, strict=True)]), layout)
-    return attend(torch.cat(queries), *pools, layout, 0.3, options.softcap, options.sinks)
+        plan.write(pool, torch.cat([x[p.start :] for x, p in zip(rows, parts, strict=True)]))
+    return plan.attend(torch.cat(queries), *pools, Scoring(0.3, options.softcap, options.sinks))
 
 
 @pytest.mark.parametrize("name", OPTIONS)
@@ -142,10 +143,11 @@ def test_slots_do_not_change_a_bit() -> None:
     assert torch.equal(first, second)
 
 
-def test_positions_and_rows_of_a_layout() -> None:
+def test_positions_of_a_plan_and_where_it_writes() -> None:
     table = np.array([5, 2, 9], np.int32)
-    layout = Layout.of(
-        [Part(table, 3, 3), Part(table[::-1].copy(), 0, 1)], PAGE, torch.device("cpu")
-    )
-    assert layout.positions.tolist() == [3, 4, 5, 0]
-    assert layout.index.tolist() == [5 * 4 + 3, 2 * 4, 2 * 4 + 1, 9 * 4]
+    plan = ATTENTION.plan([Part(table, 3, 3), Part(table[::-1].copy(), 0, 1)], PAGE)
+    assert plan.positions.tolist() == [3, 4, 5, 0]
+    pool = torch.zeros(SLOTS, PAGE)
+    plan.write(pool, torch.arange(1.0, 5.0))
+    assert pool.nonzero().tolist() == [[2, 0], [2, 1], [5, 3], [9, 0]]
+    assert pool[pool > 0].tolist() == [2, 3, 1, 4]

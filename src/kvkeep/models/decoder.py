@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from ..schema import Component, DraftMismatch, Group, UnsupportedModel
-from . import attention, hf
-from .attention import Layout, Part
+from . import hf
+from .attention import Part, Plan, Scoring
 from .base import Pools, Run, Source, Stage
 from .target import Target
 
@@ -119,7 +119,7 @@ class Sizes:
 class Memory(NamedTuple):
     """Where a pass finds and leaves keys and values."""
 
-    layout: Layout
+    plan: Plan
     pools: Pools
     rope: tuple[Tensor, Tensor]  # cos and sin, [rows, 1, head_dim]
 
@@ -172,11 +172,11 @@ class DecoderDraft:
         parts = [
             Part(run.tables.slots(self._group), run.start, run.rows, run.first) for run in runs
         ]
-        page_tokens, device = mine["k"][0].shape[1], self._target.device
-        layout = Layout.of(parts, page_tokens, device, self._sizes.window)
-        positions = layout.positions - self.stages[stage].shift
+        page_tokens, window = mine["k"][0].shape[1], self._sizes.window
+        plan = self._target.attention.plan(parts, page_tokens, window)
+        positions = plan.positions - self.stages[stage].shift
         cos, sin = self._rope(self._embedding, positions[None])
-        return Memory(layout, mine, (cos[0, :, None], sin[0, :, None]))
+        return Memory(plan, mine, (cos[0, :, None], sin[0, :, None]))
 
     def _decode(
         self, layer: int, prefix: str, residual: Tensor, mixed: Tensor, memory: Memory
@@ -190,10 +190,10 @@ class DecoderDraft:
         )
         query, key = (_rotate(x, *memory.rope) for x in (query, key))
         keys, values = memory.pools["k"][layer], memory.pools["v"][layer]
-        attention.write(keys, key, memory.layout)
-        attention.write(values, value, memory.layout)
-        scale = self._sizes.head_dim**-0.5
-        seen = attention.attend(query, keys, values, memory.layout, scale).flatten(1)
+        memory.plan.write(keys, key)
+        memory.plan.write(values, value)
+        scoring = Scoring(self._sizes.head_dim**-0.5)
+        seen = memory.plan.attend(query, keys, values, scoring).flatten(1)
         hidden = residual + self._linear(seen, f"{prefix}self_attn.o_proj")
         normed = self._norm(hidden, f"{prefix}post_attention_layernorm")
         gate = functional.silu(self._linear(normed, f"{prefix}mlp.gate_proj"))

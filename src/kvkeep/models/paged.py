@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from . import attention
-from .attention import Layout, Part
+from .attention import Attention, Part, Scoring
 from .base import Pools, Run
 from .survey import FULL, WINDOW, Inventory
 
@@ -26,27 +24,25 @@ class Paged:
         inventory: Inventory,
         runs: Sequence[Run],
         pools: Mapping[str, Pools],
-        device: torch.device,
+        attention: Attention,
     ) -> None:
         self._inventory = inventory
         self._pools = pools
-        self._layouts = {}
+        self._plans = {}
         for group in inventory.paged:
             parts = [Part(run.tables.slots(group), run.start, run.rows, run.first) for run in runs]
             page_tokens = next(iter(pools[group].values()))[0].shape[1]
             window = inventory.window if group == WINDOW else None
-            self._layouts[group] = Layout.of(parts, page_tokens, device, window)
+            self._plans[group] = attention.plan(parts, page_tokens, window)
 
     def update(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         if layer not in self._inventory.latent:
             return key, value
-        layout = self._layouts[FULL]
-        seen = []
+        plan, seen = self._plans[FULL], []
         for name, rows in (("latent", key), ("rope", value)):
             _, pool = self._inventory.place(self._pools, layer, name)
-            attention.write(pool, rows[0, 0], layout)
-            spans = [attention.gather(pool, span, rows.dtype) for span in layout.spans]
-            seen.append(torch.cat(spans)[None, None])
+            plan.write(pool, rows[0, 0])
+            seen.append(plan.gather(pool, rows.dtype)[None, None])
         return seen[0], seen[1]
 
     def attend(
@@ -54,17 +50,15 @@ class Paged:
     ) -> Tensor:
         batch, heads, rows, dim = query.shape
         q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (query, key, value))
-        mix = (options.get("scaling") or dim**-0.5, options.get("softcap"), options.get("s_aux"))
+        scale = options.get("scaling") or dim**-0.5
+        scoring = Scoring(scale, options.get("softcap"), options.get("s_aux"))
         if layer in self._inventory.latent:
-            layout = self._layouts[FULL]
-            counts = [span.seen.stop - span.seen.start for span in layout.spans]
-            seen = zip(torch.split(k, counts), torch.split(v, counts), strict=True)
-            out = attention.attend_to(q, seen, layout, *mix)
+            out = self._plans[FULL].attend_to(q, k, v, scoring)
         else:
             group, keys = self._inventory.place(self._pools, layer, "k")
             _, values = self._inventory.place(self._pools, layer, "v")
-            layout = self._layouts[group]
-            attention.write(keys, k, layout)
-            attention.write(values, v, layout)
-            out = attention.attend(q, keys, values, layout, *mix)
+            plan = self._plans[group]
+            plan.write(keys, k)
+            plan.write(values, v)
+            out = plan.attend(q, keys, values, scoring)
         return out.view(batch, rows, heads, -1)

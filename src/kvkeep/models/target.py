@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from ..schema import Group
 from . import recurrent
+from .attention import attention_on
 from .base import DTYPE_NAMES, Pools, Run, Step
 from .paged import Paged
 from .survey import Inventory
@@ -51,6 +52,7 @@ class Target:
         self.kv_dtype = kv_dtype
         self.dtype: torch.dtype = model.dtype
         self.device: torch.device = model.device
+        self.attention = attention_on(self.device)  # also of drafts
         self.vocab_size: int = config.vocab_size
         self.context_length: int = config.max_position_embeddings
         self.hidden_size: int = config.hidden_size
@@ -165,7 +167,7 @@ class Target:
         Returns logits ``[batch, kept, vocab]`` and features ``[batch, rows, layers * hidden]``.
         """
         positions = np.concatenate([np.arange(run.start, run.start + run.rows) for run in runs])
-        step = Paged(self._inventory, runs, pools, self.device)
+        step = Paged(self._inventory, runs, pools, self.attention)
         self._cache.step = step
         out = self._model(
             input_ids=tokens,
