@@ -325,9 +325,8 @@ class Cache:
     def _stamp(self, path: Ids) -> None:
         """Everything that a hit on ``path`` needs was needed now; one clock value for all."""
         now = self._table.tick()
-        for clock in set(self._table.clocks):
-            first = self.schema.groups[clock].needed(len(path)).start
-            self._table.used[clock][path[first:]] = now
+        for clock, group in dict(zip(self._table.clocks, self.schema.groups, strict=True)).items():
+            self._table.used[clock][path[group.needed(len(path)).start :]] = now
 
     def _count_hit(self, path: Ids) -> None:
         """A hit ended here. Where many do, a tail stays when longer requests slide past it."""

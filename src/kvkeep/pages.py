@@ -93,8 +93,8 @@ class PageTable:
     slot      [tiers, groups, pages]  slot in a memory tier, NO_SLOT if none
     state     [tiers, groups, pages]  :class:`~kvkeep.schema.Residence`
     pins      [tiers, groups, pages]  users of the slot; it stays while there are any
-    used      [groups, pages]   clock of the last admit or commit that needed it; in the row of
-                                the clock that a group goes by
+    used      [clocks, pages]   tick of the last admit or commit that needed it, by the clock that
+                                a group goes by
     hits      [groups, pages]   hits that needed it, up to ``MANY``; of groups with a tail
     reused    [pages]           hits whose path it was on
     priority  [pages]           highest priority of the requests whose path it was on, 0 to 255
@@ -116,7 +116,7 @@ class PageTable:
     stored: NDArray[np.bool_]
 
     def __init__(self, clocks: Sequence[int], capacity: int = 1024) -> None:
-        """``clocks``: which clock each group goes by, the first to go by it."""
+        """``clocks``: which clock each group goes by, numbered from 0."""
         self.clocks = tuple(clocks)
         self.groups = groups = len(self.clocks)
         self.clock = 0
@@ -126,7 +126,7 @@ class PageTable:
             "state": (2, groups),
             "pins": (2, groups),
         }
-        lead |= {"used": (groups,), "hits": (groups,), "stored": (groups,)}
+        lead |= {"used": (max(clocks) + 1,), "hits": (groups,), "stored": (groups,)}
         for name, (dtype, _) in _COLUMNS.items():
             setattr(self, name, np.empty((*lead.get(name, ()), 0), dtype=dtype))
         self._free = FreeList(0)

@@ -164,8 +164,8 @@ class Residency:
                 raise InvariantError("a page of the tree can serve no hit")
         if self._trims and any(self._empty(int(page)) for page in ids):
             raise InvariantError("an empty page is still in the tree")
-        whole = [g for g, group in enumerate(self.schema.groups) if group.tail is None]
-        used = table.used[[table.clocks[g] for g in whole]]
+        pairs = zip(table.clocks, self.schema.groups, strict=True)
+        used = table.used[[clock for clock, group in pairs if group.tail is None]]
         for _, node in self.tree.walk():
             above = node.parent.ids[-1:] if node.parent else node.ids[:0]
             line = used[:, np.concatenate((above, node.ids))]

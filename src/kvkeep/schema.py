@@ -199,10 +199,11 @@ class Schema:
 
     @property
     def clocks(self) -> tuple[int, ...]:
-        """Which clock each group goes by: groups that need every page are needed by the same hits,
-        so they share one."""
-        tails = [group.tail for group in self.groups]
-        return tuple(tails.index(None) if tail is None else g for g, tail in enumerate(tails))
+        """Which clock each group goes by, numbered from 0: groups that need every page are needed
+        by the same hits, so they share one."""
+        names = ["" if group.tail is None else group.name for group in self.groups]
+        known = list(dict.fromkeys(names))
+        return tuple(known.index(name) for name in names)
 
     def fingerprint(self, group: Group) -> bytes:
         """16 bytes that name ``group``'s records: weights, geometry, shard and format."""

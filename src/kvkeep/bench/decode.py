@@ -152,7 +152,9 @@ def _attention_alone(batch: int) -> Step:
     heads, kv_heads, dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
     pages = PROMPT // PAGE + 1
     slots = np.random.default_rng(0).permutation(batch * pages).astype(np.int32)
-    pools = [torch.randn(2, len(slots), PAGE, kv_heads, dim) for _ in range(config.num_hidden_layers)]
+    pools = [
+        torch.randn(2, len(slots), PAGE, kv_heads, dim) for _ in range(config.num_hidden_layers)
+    ]
     plan = attention_on(torch.device("cpu")).plan(
         [Part(table, PROMPT, 1) for table in slots.reshape(batch, pages)], PAGE
     )
