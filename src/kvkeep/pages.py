@@ -136,6 +136,11 @@ class PageTable:
         """Pages in use."""
         return len(self.depth) - len(self._free)
 
+    @property
+    def rows(self) -> int:
+        """Page ids there are, in use or not."""
+        return len(self.depth)
+
     def _grow(self, capacity: int) -> None:
         old = len(self.depth)
         for name, (_, fresh) in _COLUMNS.items():

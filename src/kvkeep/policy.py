@@ -12,15 +12,15 @@ from numpy.typing import NDArray
 from .pages import PageTable
 from .schema import ConfigError, Ids
 
-Order = Callable[[PageTable, int, Ids], NDArray[np.int64]]
-"""``order(table, group, ids) -> [len(ids)]`` int64: the lowest is evicted first. An ancestor must
-never be lower than its descendants, for groups that need every page."""
+Order = Callable[[PageTable, int, Ids | slice], NDArray[np.int64]]
+"""``order(table, group, ids)``: int64 keys of these ids, or of all in a slice; the lowest goes
+first. An ancestor must never be lower than its descendants, for groups that need every page."""
 
 _DEPTH_BITS, _RANK_BITS = 20, 8
 """Of 63: prompts have up to a million pages; the clock has 35, a year of 1,000 ticks a second."""
 
 
-def lru(table: PageTable, group: int, ids: Ids) -> NDArray[np.int64]:
+def lru(table: PageTable, group: int, ids: Ids | slice) -> NDArray[np.int64]:
     """Least recently used first, deeper first among equals.
 
     Admit and commit stamp whole paths with one clock value, so an ancestor is never older than
@@ -30,7 +30,7 @@ def lru(table: PageTable, group: int, ids: Ids) -> NDArray[np.int64]:
     return used + ((1 << _DEPTH_BITS) - 1 - table.depth[ids])
 
 
-def lfu(table: PageTable, group: int, ids: Ids) -> NDArray[np.int64]:
+def lfu(table: PageTable, group: int, ids: Ids | slice) -> NDArray[np.int64]:
     """Least often hit first, then as :func:`lru`. Hits count up to 255, and are never forgotten
     while the page is there.
 
@@ -39,7 +39,7 @@ def lfu(table: PageTable, group: int, ids: Ids) -> NDArray[np.int64]:
     return _ranked(np.minimum(table.reused[ids], (1 << _RANK_BITS) - 1), table, group, ids)
 
 
-def priority(table: PageTable, group: int, ids: Ids) -> NDArray[np.int64]:
+def priority(table: PageTable, group: int, ids: Ids | slice) -> NDArray[np.int64]:
     """Lowest priority of a request first, then as :func:`lru`.
 
     A page has the highest priority of all requests whose path it was on, so an ancestor's is the
@@ -48,7 +48,9 @@ def priority(table: PageTable, group: int, ids: Ids) -> NDArray[np.int64]:
     return _ranked(table.priority[ids], table, group, ids)
 
 
-def _ranked(rank: NDArray[Any], table: PageTable, group: int, ids: Ids) -> NDArray[np.int64]:
+def _ranked(
+    rank: NDArray[Any], table: PageTable, group: int, ids: Ids | slice
+) -> NDArray[np.int64]:
     """By ``rank`` in [0, 255], then as :func:`lru`."""
     high: NDArray[np.int64] = rank.astype(np.int64) << (63 - _RANK_BITS)
     return high + lru(table, group, ids)

@@ -18,7 +18,8 @@ from .schema import NO_IDS, Ids, InvariantError, Residence, Slots
 
 _FREE, _PRIVATE = -1, -2  # owners of a slot that are not a page id
 _SELECT = 0.02  # share of a tier that one look for victims puts in order
-_ALL = slice(None)
+_MOST_LATE = 1 << 10
+_BLOCK, _SAMPLE = 1 << 15, 1 << 12  # pages looked at at a time; to guess where the share ends
 _NO_KEYS = np.empty(0, dtype=np.int64)
 
 
@@ -126,8 +127,8 @@ class Tier:
         """The order of these pages has changed to earlier."""
         self._queues[group].offer(pages)
 
-    def evictable(self, group: int, pages: Ids | slice = _ALL) -> NDArray[np.bool_]:
-        """Which of these pages, of all by default, may lose their slot here."""
+    def evictable(self, group: int, pages: Ids | slice) -> NDArray[np.bool_]:
+        """Which of these pages may lose their slot here."""
         table = self.table
         fit: NDArray[np.bool_] = table.state[self.index, group][pages] == int(Residence.LIVE)
         fit &= table.pins[self.index, group][pages] == 0
@@ -218,6 +219,8 @@ class _Queue:
             late = keys <= self._horizon
             if count(late):
                 self._late.append((pages[late], keys[late]))
+            if len(self._late) > _MOST_LATE:  # nobody has taken any for long: begin anew some day
+                self._pages, self._keys, self._late, self._horizon = NO_IDS, _NO_KEYS, [], None
 
     def take(self, most: int) -> Ids:
         """As :meth:`Tier.victims`."""
@@ -234,20 +237,32 @@ class _Queue:
                 return pages[good]
         return NO_IDS
 
-    def _key(self, pages: Ids) -> NDArray[np.int64]:
+    def _key(self, pages: Ids | slice) -> NDArray[np.int64]:
         return self._order(self._tier.table, self._group, pages)
 
     def _refill(self, least: int) -> bool:
-        pages = np.flatnonzero(self._tier.evictable(self._group))
-        keys = self._key(pages)
-        size = max(least, int(_SELECT * self._tier.capacity[self._group]))
-        if size < len(pages):
-            first = np.argpartition(keys, size)[:size]
-            pages, keys = pages[first], keys[first]
+        """Look at all pages, a block that stays in a core's cache at a time."""
+        rows = self._tier.table.rows
+        limit = self._limit(rows, max(least, int(_SELECT * self._tier.capacity[self._group])))
+        found = [(NO_IDS, _NO_KEYS)]
+        for start in range(0, rows, _BLOCK):
+            block = slice(start, min(start + _BLOCK, rows))
+            keys = self._key(block)
+            at = np.flatnonzero(self._tier.evictable(self._group, block) & (keys <= limit))
+            found.append((start + at, keys[at]))
+        pages, keys = np.concatenate([f[0] for f in found]), np.concatenate([f[1] for f in found])
         order = np.argsort(keys)
         self._pages, self._keys = pages[order], keys[order]
-        self._horizon = int(self._keys[-1]) if len(keys) else None
-        return len(keys) > 0
+        self._horizon = int(self._keys[-1]) if len(pages) else None
+        return len(pages) > 0
+
+    def _limit(self, rows: int, wanted: int) -> int:
+        """A key that about ``wanted`` evictable pages have, or a lower one; from a sample."""
+        every = -(-rows // _SAMPLE) or 1
+        pages = np.arange(0, rows, every)
+        keys = np.sort(self._key(pages[self._tier.evictable(self._group, pages)]))
+        index = wanted // every
+        return int(keys[index]) if index < len(keys) else np.iinfo(np.int64).max
 
     def _merge(self) -> None:
         """Put the late ones in their places, each once: some are offered twice."""

@@ -146,13 +146,17 @@ Action = st.tuples(st.sampled_from("apuse"), st.integers(0, 30), st.integers(0, 
 
 
 @settings(derandomize=True, database=None, deadline=None, max_examples=200)
-@given(st.lists(Action, max_size=40), st.sampled_from([0.1, 0.5, 1.0]))
-def test_victims_come_in_order(actions, select: float) -> None:
-    """Whatever is added, pinned, unpinned, used or evicted, eviction is a sort of all that may go.
+@given(st.lists(Action, max_size=40), st.sampled_from([0.1, 0.5, 1.0]), st.sampled_from([1, 3, 99]))
+def test_victims_come_in_order(actions, select: float, block: int) -> None:
+    """Whatever is added, pinned, unpinned, used or evicted, eviction is a sort of all that may go,
+    however many pages are looked at at a time.
 
     Clocks only grow, as they do in the cache."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kvkeep.tier, "_SELECT", select)
+        patch.setattr(kvkeep.tier, "_BLOCK", block)
+        patch.setattr(kvkeep.tier, "_SAMPLE", block + 1)
+        patch.setattr(kvkeep.tier, "_MOST_LATE", block)
         _compare(actions)
 
 
