@@ -279,6 +279,42 @@ def replay(
 
 
 @app.command()
+def bench(
+    parts: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="PART...",
+            help="core, which is all of the cache's own; or tree8k, tree32k, tree131k.",
+        ),
+    ],
+    peer_sglang: Annotated[
+        Path | None,
+        typer.Option(help="Compare with SGLang, imported from this directory.", metavar="DIR"),
+    ] = None,
+    peer_vllm: Annotated[
+        bool, typer.Option("--peer-vllm", help="Compare with the vLLM that is installed.")
+    ] = False,
+    repeats: Annotated[int, typer.Option(help="Turns of each side.", min=1)] = 5,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Tiny sizes: shows that it runs, measures nothing.")
+    ] = False,
+    json: Annotated[
+        Path | None, typer.Option(help="Also write the rows to this file, and the machine.")
+    ] = None,
+    plot: Annotated[Path | None, typer.Option(help="Also draw the ratios.")] = None,
+) -> None:
+    """Measure the cache's parts, beside what others do for the same.
+
+    Sides take turns in one process; a row has the median of each and its 99th percentile. ratio is
+    ours / theirs: of times, below 1 is faster. docs/bench.md tells what is timed.
+    """
+    from .bench.parts import Setting
+    from .bench.run import run
+
+    run(parts, Setting(repeats, quick, peer_sglang, peer_vllm), json, plot)
+
+
+@app.command()
 def sizes(
     configs: Annotated[list[Path], typer.Argument(metavar="CONFIG...", help="config.json files.")],
     page_size: Annotated[int, typer.Option(help="Tokens per page.", min=1)] = 64,

@@ -1,0 +1,43 @@
+"""What can be measured, by name. A part's module is imported when it is measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from .measure import Row, Tell
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What somebody asked for."""
+
+    repeats: int = 5  # turns of each side
+    quick: bool = False  # sizes that show that it runs, and nothing else
+    sglang: Path | None = None  # a directory to import SGLang from
+    vllm: bool = False  # compare with the vLLM that is installed
+
+
+def _tree(length: int, sequences: int, setting: Setting, tell: Tell) -> list[Row]:
+    from . import tree
+    from .load import make_load
+    from .peers import indexes
+
+    if setting.quick:
+        length, sequences = 2048, 24
+    peers = indexes(setting.sglang, setting.vllm)
+    loads = [make_load(sequences, length, page_tokens) for page_tokens in (64, 16)]
+    return [row for load in loads for row in tree.measure(load, peers, setting.repeats, tell)]
+
+
+PARTS: dict[str, Callable[[Setting, Tell], list[Row]]] = {
+    "tree8k": partial(_tree, 8192, 1000),
+    "tree32k": partial(_tree, 32_768, 200),
+    "tree131k": partial(_tree, 131_072, 50),
+}
+"""By name: ``measure(setting, tell) -> rows``."""
+
+CORE = tuple(PARTS)
+"""Those that measure the cache, and neither models nor servers."""

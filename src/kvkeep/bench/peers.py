@@ -1,0 +1,29 @@
+"""The caches of other projects, where they are installed."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+from .tree import Make
+
+
+def indexes(sglang: Path | None, vllm: bool) -> dict[str, Make]:
+    """What our tree and table are compared with, by name.
+
+    Args:
+        sglang: a directory to import SGLang from; None: without it.
+        vllm: whether to compare with vLLM.
+
+    Raises:
+        ConfigError: one of them cannot be imported.
+    """
+    makes: dict[str, Make] = {}
+    if sglang is not None:
+        from .sglang import SGLang, add_peer
+
+        add_peer(sglang)
+        makes["SGLang, Rust"] = partial(SGLang, core="rust", sort=True)
+        makes["SGLang, Rust, as served"] = partial(SGLang, core="rust", sort=False)
+        makes["SGLang, Python"] = partial(SGLang, core="python", sort=True)
+    return makes

@@ -1,0 +1,114 @@
+"""SGLang's tree cores behind the same operations (read and run as of 0.5.23).
+
+The core is driven as SGLang's own cache drives it: keys are arrays made off the clock, inserting
+frees the indices of what was there already, and evicting frees indices to its allocator.
+"""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..schema import ConfigError
+from .load import Load
+from .measure import Step
+
+
+def add_peer(directory: Path) -> None:
+    """Make ``import sglang`` find the copy in ``directory``.
+
+    Raises:
+        ConfigError: it cannot be imported from there; the message says what is missing.
+    """
+    sys.path.append(str(directory))
+    try:
+        import sglang.srt.mem_cache.unified_radix_cache  # noqa: F401
+    except Exception as error:
+        raise ConfigError(f"SGLang in {directory} cannot be imported: {error}") from error
+
+
+class SGLang:
+    """``UnifiedRadixCache`` over one tree core.
+
+    Args:
+        core: "rust" or "python".
+        sort: the allocator collects what is freed in a list, as where prefill and decode are
+            apart; else, as served by default, each free copies the whole list of free pages.
+    """
+
+    def __init__(self, load: Load, core: str, sort: bool) -> None:
+        from sglang.srt.mem_cache.allocator import PagedTokenToKVPoolAllocator
+        from sglang.srt.mem_cache.cache_init_params import CacheInitParams
+        from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
+        from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
+
+        size = load.page_tokens
+        self._allocator = PagedTokenToKVPoolAllocator(
+            load.tokens.size + size, size, torch.bfloat16, "cpu", None, need_sort=sort
+        )
+        params = CacheInitParams(
+            disable=False,
+            req_to_token_pool=None,
+            token_to_kv_pool_allocator=self._allocator,
+            page_size=size,
+            tree_components=(ComponentType.FULL,),
+            tree_core_backend=core,
+        )
+        self._cache: Any = UnifiedRadixCache(params)
+        if core == "rust" and "Rust" not in type(self._cache.tree_core).__name__:
+            raise ConfigError("SGLang has no Rust core for this PyTorch")
+        self._load = load
+        self._rows = [torch.empty(0, dtype=torch.int64)] * load.sequences
+        self._keys = [array("q", tokens.astype(np.int64).tobytes()) for tokens in load.tokens]
+
+    def begin(self, i: int) -> int:
+        found = self._match(i)
+        self._rows[i] = self._cache.path_device_indices(found.last_device_node)
+        return len(self._rows[i])
+
+    def extend(self, i: int, stop: int) -> Step:
+        from sglang.srt.mem_cache.base_prefix_cache import InsertParams
+        from sglang.srt.mem_cache.radix_cache import RadixKey
+
+        cache, allocator, start = self._cache, self._allocator, len(self._rows[i])
+        row = torch.cat((self._rows[i], allocator.alloc(stop - start)))
+        self._rows[i] = row
+        key = RadixKey(self._keys[i][:stop])
+        params = InsertParams(key=key, value=row, inserted_len=start)
+
+        def step() -> None:
+            known = cache.insert(params).prefix_len
+            allocator.free_segment(row[start:known], start_pos=start)
+
+        return step
+
+    def match(self, i: int) -> Step:
+        core, params = self._cache.tree_core, self._params(i)
+        return lambda: core.match_prefix(params)
+
+    def slots(self, i: int) -> Step:
+        cache, core, params = self._cache, self._cache.tree_core, self._params(i)
+        return lambda: cache.path_device_indices(core.match_prefix(params).last_device_node)
+
+    def evict(self, pages: int) -> Step:
+        from sglang.srt.mem_cache.base_prefix_cache import EvictParams
+
+        cache, params = self._cache, EvictParams(num_tokens=pages * self._load.page_tokens)
+        return lambda: cache.evict(params)
+
+    def resident(self) -> int:
+        return int(self._cache.evictable_size()) // self._load.page_tokens
+
+    def _params(self, i: int) -> Any:
+        from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
+        from sglang.srt.mem_cache.radix_cache import RadixKey
+
+        return MatchPrefixParams(key=RadixKey(self._keys[i]))
+
+    def _match(self, i: int) -> Any:
+        return self._cache.match_prefix(self._params(i))
