@@ -32,8 +32,6 @@ from .schema import (
     InvariantError,
     RequestError,
     Schema,
-    chain_keys,
-    root_key,
 )
 from .slots import DeviceSlots
 from .stores.base import Store
@@ -84,7 +82,8 @@ class Cache:
         self.policy = policy or Policy()
         self.media = media or Memory(schema, device_slots, host_slots)
         self.store = store
-        self.residency = Residency(schema, device_slots, host_slots, self.policy.eviction)
+        keyed = store is not None
+        self.residency = Residency(schema, device_slots, host_slots, self.policy.eviction, keyed)
         self.transfers = Transfers(schema, self.media, store, lane, self.policy.stall_seconds)
         self.counts: Counter[str] = Counter()
         self._table, self._tree = self.residency.table, self.residency.tree
@@ -173,7 +172,7 @@ class Cache:
             self.release(lease)
             return None
         if pages:
-            self._stamp(path)
+            self.residency.stamp(path)
             self._count_hit(path)
             self._touch_storage(path)
         self._loader.begin(lease, moves, prefetch.fetched if prefetch else NO_IDS)
@@ -240,17 +239,9 @@ class Cache:
             return
         size = self.schema.page_tokens
         run = np.ascontiguousarray(tokens[first * size : last * size], dtype="<i4")
-        raw = run.view(np.uint8).data
-        if first:
-            known = self._tree.below(int(lease.path[-1]), first - 1, raw)
-        else:
-            known = self._tree.match(lease.namespace, raw)
-        path = np.concatenate((lease.path, known))
-        rest = raw[len(known) * self._tree.page_bytes :]
-        fresh = self.residency.add(lease.namespace, path, rest, self._keys(lease, path, rest))
-        lease.path = np.concatenate((path, fresh))
+        lease.path = self.residency.extend(lease.namespace, lease.path, run.view(np.uint8).data)
         self._table.hold(lease.path[first:])
-        self._stamp(lease.path)
+        self.residency.stamp(lease.path)
         self._table.rank(lease.path, lease.priority)
         for g, group in enumerate(self.schema.groups):
             share = lease.shares[group.name]
@@ -312,21 +303,8 @@ class Cache:
         whole = np.ascontiguousarray(tokens[: pages * self.schema.page_tokens], "<i4")
         return whole.view(np.uint8).data
 
-    def _keys(self, lease: Lease, path: Ids, raw: memoryview) -> list[bytes]:
-        """Chained keys of the pages ``raw`` that follow ``path``; none if there is no storage."""
-        if self.store is None:
-            return []
-        parent = self._table.keys(path[-1:])[0] if len(path) else root_key(lease.namespace)
-        return chain_keys(parent, raw, self.schema.page_tokens)
-
     def _pages(self, tokens: int) -> int:
         return -(-tokens // self.schema.page_tokens)
-
-    def _stamp(self, path: Ids) -> None:
-        """Everything that a hit on ``path`` needs was needed now; one clock value for all."""
-        now = self._table.tick()
-        for clock, group in dict(zip(self._table.clocks, self.schema.groups, strict=True)).items():
-            self._table.used[clock][path[group.needed(len(path)).start :]] = now
 
     def _count_hit(self, path: Ids) -> None:
         """A hit ended here. Where many do, a tail stays when longer requests slide past it."""

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from .pages import DEVICE, HOST, NO_SLOT, PageTable
 from .policy import Order
-from .schema import ConfigError, Ids, InvariantError, Residence, Schema, Slots
+from .schema import ConfigError, Ids, InvariantError, Residence, Schema, Slots, chain_keys, root_key
 from .tier import Tier
 from .tree import Raw, Tree
 
@@ -23,10 +23,22 @@ _ABSENT, _LIVE = int(Residence.ABSENT), int(Residence.LIVE)
 
 
 class Residency:
-    """Owns the tree, the table and both memory tiers. The scheduler's thread only."""
+    """Owns the tree, the table and both memory tiers. The scheduler's thread only.
+
+    Args:
+        schema: what a page is made of.
+        device_slots, host_slots: slots of each group.
+        order: who is evicted first.
+        keyed: pages get chained keys, to ask storage by.
+    """
 
     def __init__(
-        self, schema: Schema, device_slots: Sequence[int], host_slots: Sequence[int], order: Order
+        self,
+        schema: Schema,
+        device_slots: Sequence[int],
+        host_slots: Sequence[int],
+        order: Order,
+        keyed: bool = False,
     ) -> None:
         for slots in (device_slots, host_slots):
             if len(slots) != len(schema.groups) or min(slots) < 0:
@@ -40,6 +52,20 @@ class Residency:
         self.demote: Callable[[int, int], None] | None = None  # makes room on the device instead
         self._vital = [g.required and g.tail is None for g in schema.groups]
         self._trims = not any(self._vital)
+        self._keyed = keyed
+
+    def extend(self, namespace: str, path: Ids, raw: Raw) -> Ids:
+        """``path`` and the pages ``raw`` that follow it: those that are known, then fresh ones."""
+        if len(path):
+            known = self.tree.below(int(path[-1]), len(path) - 1, raw)
+        else:
+            known = self.tree.match(namespace, raw)
+        path = np.concatenate((path, known)) if len(known) else path
+        raw, keys = raw[len(known) * self.tree.page_bytes :], []
+        if self._keyed:
+            above = self.table.keys(path[-1:])[0] if len(path) else root_key(namespace)
+            keys = chain_keys(above, raw, self.schema.page_tokens)
+        return np.concatenate((path, self.add(namespace, path, raw, keys)))
 
     def add(self, namespace: str, path: Ids, raw: Raw, keys: list[bytes]) -> Ids:
         """Fresh pages that follow ``path``; in the tree, with no slots yet.
@@ -53,6 +79,12 @@ class Residency:
             parent = (int(path[-1]), len(path) - 1) if len(path) else None
             self.tree.insert(namespace, parent, raw, ids)
         return ids
+
+    def stamp(self, path: Ids) -> None:
+        """Everything that a hit on ``path`` needs was needed now; one tick for all."""
+        now = self.table.tick()
+        for clock, group in dict(zip(self.table.clocks, self.schema.groups, strict=True)).items():
+            self.table.used[clock][path[group.needed(len(path)).start :]] = now
 
     def present(self, path: Ids) -> list[NDArray[np.bool_]]:
         """Per group: which pages are on the device, on their way there, or on the host."""

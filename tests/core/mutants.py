@@ -35,8 +35,8 @@ MUTANTS = [
         "commit stamps new pages only",
         "the same: a generation grows newer than the prompt it needs",
         "cache.py",
-        "        self._stamp(lease.path)\n",
-        "        self._table.used[:, fresh] = self._table.tick()\n",
+        "        self.residency.stamp(lease.path)\n",
+        "        self._table.used[:, lease.path[first:]] = self._table.tick()\n",
     ),
     Mutant(
         "pages that slid by stay warm",

@@ -11,14 +11,13 @@ from ..pages import DEVICE
 from ..policy import lru
 from ..residency import Residency
 from ..schema import (
+    NO_IDS,
     Component,
     Group,
     Identity,
     InvariantError,
     Residence,
     Schema,
-    chain_keys,
-    root_key,
 )
 from .load import Load
 from .measure import Step
@@ -49,7 +48,7 @@ class Index(Protocol):
 
 
 class Ours:
-    """Residency: the tree, the table and a device tier, with chained keys made beforehand.
+    """Residency: the tree, the table and a device tier. There is no storage, so no keys.
 
     Args:
         groups: of state, each with slots of its own.
@@ -61,7 +60,7 @@ class Ours:
         schema = Schema(Identity("bench"), load.page_tokens, kinds)
         self._residency = Residency(schema, [load.pages] * groups, [0] * groups, lru)
         self._load, self._groups = load, range(groups)
-        self._paths = [np.empty(0, dtype=np.int32)] * load.sequences
+        self._paths = [NO_IDS] * load.sequences
 
     def begin(self, i: int) -> int:
         raw = self._load.tokens[i].tobytes()
@@ -70,28 +69,19 @@ class Ours:
 
     def extend(self, i: int, stop: int) -> Step:
         residency, size = self._residency, self._load.page_tokens
-        tree, table, device = residency.tree, residency.table, residency.device
+        table, device = residency.table, residency.device
         path = self._paths[i]
-        run = self._load.tokens[i, len(path) * size : stop]
-        raw = run.tobytes()
-        parent = table.keys(path[-1:])[0] if len(path) else root_key("")
-        keys = chain_keys(parent, run, size)
-        slots = [self._reserve(g, len(keys)) for g in self._groups]
+        raw = self._load.tokens[i, len(path) * size : stop].tobytes()
+        slots = [self._reserve(g, stop // size - len(path)) for g in self._groups]
 
         def step() -> None:
-            if len(path):
-                known = tree.below(int(path[-1]), len(path) - 1, raw)
-            else:
-                known = tree.match("", raw)
-            count = len(known)
-            above = np.concatenate((path, known))
-            fresh = residency.add("", above, raw[count * tree.page_bytes :], keys[count:])
-            self._paths[i] = whole = np.concatenate((above, fresh))
-            now = table.tick()
+            self._paths[i] = whole = residency.extend("", path, raw)
+            residency.stamp(whole)
+            new = whole[len(path) :]
             for g in self._groups:
-                table.used[g, whole] = now
-                device.free(g, slots[g][:count])
-                device.adopt(g, fresh, slots[g][count:], Residence.LIVE)
+                absent = table.where(DEVICE, g, new, Residence.ABSENT)
+                device.free(g, slots[g][~absent])
+                device.adopt(g, new[absent], slots[g][absent], Residence.LIVE)
 
         return step
 
