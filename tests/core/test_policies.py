@@ -12,7 +12,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 from walks import STEPS, one
-from worlds import FIVE, FOUR, TWO, P, Request, Switch, World, group
+from worlds import FIVE, FOUR, TWO, DictStore, P, Request, Switch, TruthMedia, World, group
 
 from kvkeep.cache import Cache
 from kvkeep.policy import EVICTION, WRITE, Policy, eviction_order, lru
@@ -269,6 +269,18 @@ def test_a_drain_ends_without_a_host_or_a_store() -> None:
         assert pages(w, 0, first) == [0, 1, 2]
         assert not w.store.records
         w.check()
+
+
+def test_what_is_there_at_a_close_under_write_back_is_found_by_the_next() -> None:
+    store = DictStore()
+    media = TruthMedia([8, 8], [8, 8])
+    cache = Cache(TWO, [8, 8], [8, 8], store, BACK, media)
+    tokens = np.array(A, np.int32)
+    lease = cache.admit(tokens, chunk=7)
+    cache.commit(lease, tokens)
+    cache.release(lease)
+    cache.close()
+    assert len(store.records) == 6
 
 
 def flush(w: World) -> None:

@@ -144,6 +144,20 @@ def test_a_read_that_turns_slow_is_given_up() -> None:
     w.check()
 
 
+def test_who_gave_up_does_not_wait_for_another_of_its_reads() -> None:
+    w = stored()
+    first, second = answered(w, A[:5]), answered(w)  # one page more
+    measured(w, READ, 60.0, 600.0)
+    w.tick()
+    assert w.cache.ready(first.prefetch)
+    assert w.cache.ready(second.prefetch)
+    w.step("read")
+    w.tick()
+    assert second.prefetch.waiting == 1
+    assert w.cache.ready(second.prefetch)
+    assert w.cache.counts[SLOW] == 4 + 6, "it gave up again"
+
+
 def test_whoever_is_read_first_does_not_wait_for_the_rest() -> None:
     w = stored(prompts=(A, B))
     measured(w, READ, 60.0)
