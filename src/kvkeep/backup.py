@@ -3,7 +3,8 @@
 Pages that are computed (write-through) or hit often (selective) wait here in line, held but not
 pinned, until the lower tier has room for them, so a slow or stalled store never keeps the device
 from evicting. What was evicted while it waited is counted. Under write-back nothing waits: a page
-goes to the host when the device must evict it, and leaves the host when it is loaded.
+goes to the host when the device must evict it, and leaves the host when it is loaded. What the
+device still has in the end is lined up by :meth:`Backup.flush`.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ class Backup:
         self._unsaved: list[list[Ids]] = [[] for _ in range(groups)]  # to the host
         self._unwritten: list[list[Ids]] = [[] for _ in range(groups)]  # to storage
         self._writing = [0] * groups  # host slots that writes under way pin
+        self._demotions: list[Ticket] = []  # copies under way for room on the device
 
     @property
     def leaving(self) -> bool:
@@ -69,6 +71,17 @@ class Backup:
         if self._exclusive:
             host = self._residency.host
             self._residency.drop(host, group, pages[host.evictable(group, pages)])
+
+    def flush(self) -> None:
+        """Write-back: line up what storage would lack if the device were gone, ancestors first."""
+        if not self._exclusive or not self._transfers.storage:
+            return
+        table = self._residency.table
+        for group in range(len(self._unsaved)):
+            only = table.state[DEVICE, group] == Residence.LIVE
+            only &= table.state[HOST, group] == Residence.ABSENT
+            pages = np.flatnonzero(only & ~table.stored[group] & ~table.dying)
+            self._line_up(group, pages[np.argsort(table.depth[pages], kind="stable")])
 
     def _line_up(self, group: int, pages: Ids) -> None:
         if not self._residency.host.capacity[group]:
@@ -99,13 +112,14 @@ class Backup:
                 table.hold(down)
                 source = device.pin(group, down)
                 host.adopt(group, down, slots, Residence.WRITING)
-                self._transfers.submit(Ticket(SAVE, [Move(group, down, source, slots)]))
+                ticket = Ticket(SAVE, [Move(group, down, source, slots)])
+                self._demotions.append(self._transfers.submit(ticket))
         for ticket in self._transfers.landed(SAVE):
             self.saved(ticket)
 
     def _leaving(self, group: int) -> int:
         """Device slots that copies under way are about to free."""
-        moves = [m for t in self._transfers.pending if t.kind == SAVE for m in t.moves]
+        moves = [move for ticket in self._demotions for move in ticket.moves]
         return sum(len(move.pages) for move in moves if move.group == group)
 
     def _leave(self, group: int, pages: Ids) -> None:
@@ -136,6 +150,8 @@ class Backup:
 
     def _next_save(self, group: int) -> Move | None:
         residency, table = self._residency, self._residency.table
+        if self._exclusive and (self._unwritten[group] or self._writing[group]):
+            return None  # a flush: nothing is to take the place of what storage has not got yet
         waiting = self._take(self._unsaved, group)
         if not len(waiting):
             return None
@@ -159,11 +175,14 @@ class Backup:
     def saved(self, ticket: Ticket) -> None:
         """A device-to-host ticket came back."""
         residency = self._residency
+        demotion = ticket in self._demotions
+        if demotion:
+            self._demotions.remove(ticket)
         for move in ticket.moves:
             residency.device.unpin(move.group, move.pages)
             residency.host.publish(move.group, move.pages[move.landed])
             residency.drop(residency.host, move.group, move.pages[~move.landed])
-            if self._exclusive:
+            if demotion:
                 self._demoted(move)
             self._unwritten[move.group].append(move.pages[move.landed])
             self._give_up("unsaved_pages_total", move.pages[~move.landed])

@@ -353,6 +353,7 @@ class Cache:
     def drain(self, timeout: float = 30.0) -> bool:
         """Write back everything committed; False if it took longer than ``timeout`` seconds."""
         end = time.monotonic() + timeout
+        self._backup.flush()
         while not self.idle:
             if time.monotonic() > end:
                 return False

@@ -33,41 +33,56 @@ class DeviceSlots:
     ) -> list[Move] | None:
         """Fill in ``lease.shares``: pin what is there, reserve the rest. Returns what is to be
         loaded, its sources pinned; None if there is no room."""
-        pages, fits = lease.pages, True
-        moves = []
-        for g, group in enumerate(self._groups):
-            at = np.arange(group.needed(pages).start, pages)
-            gaps = at[~present[g][at]]
-            share = Share(np.full(pages, NO_SLOT, np.int32), np.zeros(pages, dtype=bool))
-            lease.shares[group.name] = share
-            share.whole = not len(gaps)
-            if self._policy.missing == "lenient" and len(gaps):
-                share.valid_from = int(gaps[-1]) + 1
-            ids = lease.path[at[at >= share.valid_from]]
-            live = ids[self._table.where(DEVICE, g, ids, Residence.LIVE)]
-            self.pin(g, share, live)  # before anything is reserved: that may evict
-            absent = self._table.where(DEVICE, g, ids, Residence.ABSENT)
-            load = ids[absent & self._table.where(HOST, g, ids, Residence.LIVE)]
-            self._host.pin(g, load)
-            working = self._residency.reserve(self._device, g, group.working)
-            share.working = share.working if working is None else working
-            target = self._residency.reserve(self._device, g, len(load))
-            private = gaps[gaps >= share.valid_from]  # "stale": somebody else's bytes
-            fits = working is not None and target is not None
-            fits = fits and self.extend(g, lease, fresh, private)
-            if target is None:
+        plans = [self._pin_hit(g, lease, has) for g, has in enumerate(present)]
+        if not self._make_room(
+            [
+                group.working + len(load) + (0 if group.working else fresh + len(private))
+                for group, (load, private) in zip(self._groups, plans, strict=True)
+            ]
+        ):
+            for g, (load, _) in enumerate(plans):
                 self._host.unpin(g, load)
-            else:
-                moves.append(Move(g, load, self._table.slot[HOST, g][load], target))
-            if not fits:
-                break
-        if fits:
-            self._table.rank(lease.path, lease.priority)
-            return moves
-        for move in moves:
-            self._host.unpin(move.group, move.pages)
-            self._device.free(move.group, move.target)
-        return None
+            return None
+        moves = []
+        for g, (group, (load, private)) in enumerate(zip(self._groups, plans, strict=True)):
+            working = self._device.reserve(g, group.working)
+            target = self._device.reserve(g, len(load))
+            assert working is not None  # room was made
+            assert target is not None
+            lease.shares[group.name].working = working
+            self.extend(g, lease, fresh, private)
+            moves.append(Move(g, load, self._table.slot[HOST, g][load], target))
+        self._table.rank(lease.path, lease.priority)
+        return moves
+
+    def _pin_hit(
+        self, g: int, lease: Lease, present: NDArray[np.bool_]
+    ) -> tuple[Ids, NDArray[np.intp]]:
+        """A share with what is on the device, pinned before anything is reserved: that may evict.
+        Returns what is to be loaded, its sources pinned, and where private slots go."""
+        pages, group = lease.pages, self._groups[g]
+        at = np.arange(group.needed(pages).start, pages)
+        gaps = at[~present[at]]
+        share = Share(np.full(pages, NO_SLOT, np.int32), np.zeros(pages, dtype=bool))
+        lease.shares[group.name] = share
+        share.whole = not len(gaps)
+        if self._policy.missing == "lenient" and len(gaps):
+            share.valid_from = int(gaps[-1]) + 1
+        ids = lease.path[at[at >= share.valid_from]]
+        live = ids[self._table.where(DEVICE, g, ids, Residence.LIVE)]
+        self.pin(g, share, live)
+        absent = self._table.where(DEVICE, g, ids, Residence.ABSENT)
+        load = ids[absent & self._table.where(HOST, g, ids, Residence.LIVE)]
+        self._host.pin(g, load)
+        return load, gaps[gaps >= share.valid_from]  # "stale": over somebody else's bytes
+
+    def _make_room(self, needs: list[int]) -> bool:
+        """Free so many slots of each group. If one cannot have them, nothing has to leave for the
+        others; else all that must leave, leaves at once."""
+        if any(self._device.available(g) < need for g, need in enumerate(needs)):
+            return False
+        free = [self._residency.make_room(self._device, g, n) for g, n in enumerate(needs)]
+        return all(have >= need for have, need in zip(free, needs, strict=True))
 
     def plan_snapshots(self, lease: Lease, first: int, last: int) -> None:
         """Interim snapshots in pages ``[first, last)``, as often as the policy says."""

@@ -319,28 +319,26 @@ class Transfers:
             self._land(ticket, self._fetch(ticket))
 
     def _fetch(self, ticket: Ticket) -> NDArray[np.bool_]:
-        """Read in calls that are short, so that how fast it goes is known early."""
-        keys, sizes, speed = _keys(ticket), self._sizes(ticket), self.speeds[READ]
+        """Read in calls that are short, so that how fast it goes is known early, and page by page
+        with all its groups, so that what has come is of use wherever it ends."""
+        keys, speed = _keys(ticket), self.speeds[READ]
         bodies = self._bodies(ticket, lambda move: move.target)
+        counts = [len(move.pages) for move in ticket.moves]
+        sizes = np.repeat([self.schema.groups[m.group].record_bytes for m in ticket.moves], counts)
+        order = np.argsort(np.concatenate([np.arange(n) for n in counts]), kind="stable")
         flags = np.zeros(len(keys), dtype=bool)
-        start = 0
-        while start < len(keys) and not (start and ticket.abandoned):
+        while len(order) and not (ticket.abandoned and len(order) < len(keys)):
             pace = speed.seconds(1)
             limit = _CALL_SECONDS / pace if pace else _CALL_BYTES
-            count = int(np.searchsorted(np.cumsum(sizes[start:]), limit, side="right"))
-            part = slice(start, start + max(1, min(count, _CALL_RECORDS)))
+            count = int(np.searchsorted(np.cumsum(sizes[order]), limit, side="right"))
+            part, order = np.split(order, [max(1, min(count, _CALL_RECORDS))])
             size, began = int(sizes[part].sum()), time.monotonic()
             with speed.under_way(size):
-                flags[part] = self._call(READ, keys[part], _READ, bodies[part])
+                some = [keys[i] for i in part], _READ, [bodies[i] for i in part]
+                flags[part] = self._call(READ, *some)
             speed.observe(int(sizes[part] @ flags[part]), time.monotonic() - began)
             ticket.left -= size
-            start = part.stop
         return flags
-
-    def _sizes(self, ticket: Ticket) -> NDArray[np.int64]:
-        """Bytes of each record of a ticket."""
-        groups = [self.schema.groups[move.group].record_bytes for move in ticket.moves]
-        return np.repeat(groups, [len(move.pages) for move in ticket.moves])
 
     def _bodies(self, ticket: Ticket, slots: Callable[[Move], Slots]) -> list[memoryview]:
         return [b for move in ticket.moves for b in self._media.bodies(move.group, slots(move))]

@@ -12,7 +12,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 from walks import STEPS, one
-from worlds import FIVE, FOUR, TWO, P, Request, Switch, World, group
+from worlds import FIVE, FOUR, TWO, DictStore, P, Request, Switch, TruthMedia, World, group
 
 from kvkeep.cache import Cache
 from kvkeep.policy import EVICTION, WRITE, Policy, eviction_order, lru
@@ -58,7 +58,7 @@ class PolicyWorld(World):
         sizes = zip(self.schema.groups, self.device, strict=True)
         pages = min((size for grp, size in sizes if not grp.working), default=1)
         last = self.arrive(([1, 1, 0, 0] * pages)[: pages * P], "last", ask=False)
-        for _ in range(len(self.schema.groups) + 1):  # one group at a time
+        for _ in range(2):  # whatever must leave, leaves at once
             if self.admit(last, chunk=pages * P):
                 break
             self.settle()
@@ -211,6 +211,86 @@ def test_some_room_is_made_ahead() -> None:
     assert (pages(w, 0, first), pages(w, 1, first)) == ([0, 1], [2])
 
 
+def test_where_one_group_has_no_room_nothing_leaves_for_the_others() -> None:
+    w = world_of(BACK, TWO, [8, 4], [8, 8])
+    serve(w, A)
+    running = w.arrive(B, ask=False)
+    assert w.admit(running, 0)
+    assert w.cache.grow(running.lease, 2)
+    assert not w.admit(w.arrive([7] * 8, ask=False), 8)
+    assert not w.cache.making_room
+    w.check()
+
+
+def test_all_groups_make_room_at_once() -> None:
+    w = world_of(BACK, TWO, [4, 4], [4, 4])
+    serve(w, A)
+    second = w.arrive(B, ask=False)
+    assert not w.admit(second, 6)
+    w.settle()
+    assert w.admit(second, 6)
+
+
+@pytest.mark.parametrize("host", [1, 2, 8])
+def test_a_drain_leaves_nothing_on_the_device_alone(host: int) -> None:
+    """Whatever fits between: a piece at a time, none over what storage has not got yet."""
+    w = world_of(BACK, TWO, [8, 8], [host, host])
+    first, second = serve(w, A), serve(w, B)
+    flush(w)
+    assert len(w.store.records) == 12
+    assert pages(w, 0, first) == pages(w, 0, second) == [0, 1, 2], "the device keeps its own"
+    assert not w.cache.counts["unsaved_pages_total"] + w.cache.counts["unwritten_pages_total"]
+    w.check()
+    w.restart()
+    again = w.arrive(A)
+    w.settle()
+    assert w.admit(again)
+    assert again.lease.pages == min(3, host // 2)  # as much of it as prefetches may have
+
+
+def test_a_drain_writes_ancestors_first() -> None:
+    w = world_of(BACK, ONE, [8], [1])
+    serve(w, A)
+    w.cache._backup.flush()
+    for _ in range(2):  # saved, then written
+        w.tick()
+        w.step("save")
+        w.tick()
+        w.step("write", 0, 99)
+    assert [w.names[key.page] for key in w.store.records] == [("", (1, 1)), ("", (1, 1, 2, 2))]
+
+
+def test_a_drain_ends_without_a_host_or_a_store() -> None:
+    for host, outage in ((0, False), (4, True)):
+        w = world_of(BACK, ONE, [8], [host])
+        first = serve(w, A)
+        w.outage(outage)
+        flush(w)
+        assert pages(w, 0, first) == [0, 1, 2]
+        assert not w.store.records
+        w.check()
+
+
+def test_what_is_there_at_a_close_under_write_back_is_found_by_the_next() -> None:
+    store = DictStore()
+    media = TruthMedia([8, 8], [8, 8])
+    cache = Cache(TWO, [8, 8], [8, 8], store, BACK, media)
+    tokens = np.array(A, np.int32)
+    lease = cache.admit(tokens, chunk=7)
+    cache.commit(lease, tokens)
+    cache.release(lease)
+    cache.close()
+    assert len(store.records) == 6
+
+
+def flush(w: World) -> None:
+    """As :meth:`Cache.drain` does, with lanes that are stepped by hand."""
+    w.cache._backup.flush()
+    for _ in range(50):
+        w.settle()
+    assert w.cache.idle
+
+
 WALKS = {
     "back": (Policy(write="write_back"), FOUR, [8, 7, 6, 8], [9, 8, 7, 9]),
     "back, lenient": (
@@ -223,7 +303,15 @@ WALKS = {
         Policy(write="write_through_selective", write_hits=1), FOUR, [8, 7, 6, 8], [9, 8, 7, 9],
     ),
 }  # fmt: skip
-MIX = STEPS | {"demote": 2, "evict": 0.5, "empty": 0.3, "restart": 0.1, "arrive": 7, "run": 14}
+MIX = STEPS | {
+    "demote": 2,
+    "flush": 0.5,
+    "evict": 0.5,
+    "empty": 0.3,
+    "restart": 0.1,
+    "arrive": 7,
+    "run": 14,
+}
 
 
 def walk(name: str, seed: int, steps: int = 150) -> Counter[str]:
@@ -233,6 +321,8 @@ def walk(name: str, seed: int, steps: int = 150) -> Counter[str]:
         if step == "demote":  # as requests do, but more often
             device = w.cache.residency.device
             w.cache.residency.make_room(device, rng.choice(w.groups), rng.randrange(1, 6))
+        elif step == "flush":
+            w.cache._backup.flush()
         else:
             one(w, step, rng)
         w.check()

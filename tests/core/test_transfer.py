@@ -326,6 +326,57 @@ def test_withdrawn_tickets_have_not_begun() -> None:
     assert reported == [first]
 
 
+# --- reads that are cut short
+
+
+def test_an_abandoned_read_ends_with_the_call_under_way(bench, monkeypatch) -> None:
+    """What has come by then has landed, page by page with all its groups."""
+    monkeypatch.setattr(transfer, "_CALL_BYTES", 2 * TWO.groups[0].record_bytes)
+    gate = Gate()
+    b = bench(gate)
+    both = [b.move(group, 0, 1, 2) for group in range(2)]
+    gate.records = dict.fromkeys(key for move in both for key in move.keys)
+    ticket = b.submit(READ, *both)
+    until(lambda: gate.calls)
+    ticket.abandoned = True
+    gate.open.set()
+    assert b.landed(1) == [ticket]
+    assert [move.landed.tolist() for move in ticket.moves] == [[True, False, False]] * 2
+    assert ticket.left == 4 * TWO.groups[0].record_bytes
+
+
+def test_the_speed_of_reads_is_measured_and_bounds_them(bench) -> None:
+    b = bench()
+    b.store.records = dict.fromkeys(b.move(0, *range(300)).keys)
+    b.submit(READ, b.move(0, *range(300)))
+    b.landed(1)
+    assert b.transfers.seconds(READ, 1) > 0
+    assert b.transfers.seconds(LOAD, 1) is None
+    b.submit(LOAD, b.move(0, 1))
+    b.landed(1)
+    assert b.transfers.seconds(LOAD, 1) > 0
+
+
+@pytest.mark.parametrize(("name", "together"), [(READ, [1, 1, 1]), (LOAD, [1, 2])])
+def test_a_lane_of_storage_takes_one_ticket_at_a_time(name: str, together: list[int]) -> None:
+    """Who came first does not wait for all who came while somebody else was served."""
+    begun, go, batches = threading.Event(), threading.Event(), []
+
+    def work(batch) -> None:
+        batches.append(len(batch))
+        begun.set()
+        assert go.wait(10)
+
+    lane = ThreadLane(name, work, lambda ticket: None)
+    lane.submit(Ticket(name, []))
+    assert begun.wait(10)
+    lane.submit(Ticket(name, []))
+    lane.submit(Ticket(name, []))
+    go.set()
+    lane.close(10)
+    assert batches == together
+
+
 # --- the breaker alone
 
 

@@ -258,6 +258,6 @@ class Rig:
         assert not table.dying.any()
         for tier in (cache.residency.device, cache.residency.host):
             for group in range(len(cache.schema.groups)):
-                used = len(tier.resident(group))
+                used = np.count_nonzero(table.state[tier.index, group])
                 assert tier.private(group) == 0
                 assert used + tier.free_slots(group) == tier.capacity[group]

@@ -49,6 +49,27 @@ class WrapperStore:
         self.inner.close()
 
 
+class ThrottledStore(WrapperStore):
+    """A store behind a thin pipe: its bytes pass at ``bytes_per_second``, which may be changed."""
+
+    def __init__(self, inner: Store, bytes_per_second: float) -> None:
+        super().__init__(inner)
+        self.bytes_per_second = bytes_per_second
+
+    def read(self, keys: Sequence[Key], out: Sequence[memoryview]) -> list[bool]:
+        """See :class:`~kvkeep.stores.base.Store`."""
+        self._pass(out)
+        return super().read(keys, out)
+
+    def write(self, keys: Sequence[Key], records: Sequence[memoryview]) -> list[bool]:
+        """See :class:`~kvkeep.stores.base.Store`."""
+        self._pass(records)
+        return super().write(keys, records)
+
+    def _pass(self, bodies: Sequence[memoryview]) -> None:
+        time.sleep(sum(len(body) for body in bodies) / self.bytes_per_second)
+
+
 @dataclass(frozen=True, slots=True)
 class Faults:
     """How often what goes wrong. Shares are from 0 (never) to 1 (always)."""

@@ -1,0 +1,322 @@
+"""What is not worth bringing: parts that are short, and those that are computed in less time."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import numpy as np
+import pytest
+from test_policies import ABSENT, A, B, PolicyWorld, pages, serve, world_of
+from walks import STEPS, one
+from worlds import FOUR, TWO, Request
+
+from kvkeep import prefetch as prefetch_room
+from kvkeep import speed as speed_room
+from kvkeep.policy import Policy
+from kvkeep.schema import ConfigError
+from kvkeep.speed import Speed
+from kvkeep.transfer import LOAD, READ
+
+RECORD = TWO.groups[0].record_bytes
+SHORT, SLOW, SLOW_LOAD = (
+    f"skipped_tokens_total{{why={why}}}" for why in ("short", "slow", "slow_load")
+)
+
+
+def stored(policy: Policy | None = None, prompts=(A,), min_tokens: int = 0) -> PolicyWorld:
+    """A world that has these prompts in storage only: 6 tokens, 3 pages of 2 groups each."""
+    w = world_of(policy or Policy(), TWO, [8, 8], [16, 16])
+    for tokens in prompts:
+        serve(w, tokens)
+    type(w).min_tokens = min_tokens
+    w.restart()
+    return w
+
+
+def measured(w: PolicyWorld, kind: str, prompt: float, moved: float | None = None) -> None:
+    """What 6 tokens take to compute, and 6 records to move, in seconds. Real lanes take no time,
+    so what they measure tells little beside this."""
+    w.cache.observe_prefill(6, prompt)
+    if moved is not None:
+        w.cache.transfers.speeds[kind].observe(6 * RECORD, moved)
+
+
+def answered(w: PolicyWorld, tokens=A) -> Request:
+    """A request whose question to storage was answered."""
+    request = w.arrive(tokens)
+    w.step("read", len(w.lanes["read"].queue) - 1)
+    w.tick()
+    return request
+
+
+def reading(w: PolicyWorld) -> int:
+    """Records that are being read."""
+    tickets = [t for t in w.cache.transfers.pending if t.kind == READ]
+    return sum(len(move.pages) for ticket in tickets for move in ticket.moves)
+
+
+# --- short
+
+
+@pytest.mark.parametrize(("least", "read"), [(0, True), (6, True), (7, False)])
+def test_a_short_prompt_is_not_asked_for(least: int, read: bool) -> None:
+    w = stored(min_tokens=least)
+    request = w.arrive(A)
+    assert bool(w.lanes["read"].queue) == read
+    assert request.prefetch.done != read
+    w.settle()
+    assert pages(w, 1, request) == ([0, 1, 2] if read else [])
+
+
+def test_what_storage_has_is_too_short() -> None:
+    w = stored(min_tokens=6)
+    for key in list(w.store.records)[2:3]:  # the third page
+        del w.store.records[key]
+    request = answered(w)
+    assert w.cache.ready(request.prefetch)
+    assert reading(w) == 0
+    assert w.cache.counts[SHORT] == 4
+
+
+def test_what_memory_has_does_not_count() -> None:
+    w = stored(min_tokens=4)
+    serve(w, A[:5])
+    request = w.arrive(A)  # one page more
+    assert w.cache.ready(request.prefetch)
+    assert w.admit(request)
+    assert request.lease.pages == 2
+
+
+def test_the_minimum_is_checked() -> None:
+    assert Policy().prefetch_min_tokens == 256
+    with pytest.raises(ConfigError, match="prefetch_min_tokens must be at least 0"):
+        Policy(prefetch_min_tokens=-1)
+
+
+# --- slow storage
+
+
+@pytest.mark.parametrize(("seconds", "policy", "read"), [
+    (50.0, "auto", True), (70.0, "auto", False), (70.0, "never", True), (None, "auto", True),
+])  # fmt: skip
+def test_what_computes_faster_is_not_read(seconds, policy: str, read: bool) -> None:
+    w = stored(Policy(recompute=policy))
+    measured(w, READ, 60.0, seconds)
+    request = answered(w)
+    assert request.prefetch.done != read
+    assert reading(w) == (6 if read else 0)
+    assert w.cache.counts[SLOW] == (0 if read else 6)
+    w.settle()
+    assert w.admit(request)
+    assert request.lease.pages == (3 if read else 0)
+
+
+def test_nothing_is_compared_before_a_prompt_was_computed() -> None:
+    w = stored()
+    w.cache.transfers.speeds[READ].observe(1, 1e9)
+    assert not answered(w).prefetch.done
+
+
+def test_what_waits_before_it_counts() -> None:
+    w = stored(prompts=(A, B))
+    measured(w, READ, 60.0, 50.0)
+    first, second = answered(w), answered(w, B)
+    assert not first.prefetch.done
+    assert second.prefetch.done
+    assert reading(w) == 6
+
+
+def test_a_read_that_turns_slow_is_given_up() -> None:
+    w = stored()
+    measured(w, READ, 60.0)
+    request = answered(w)
+    (ticket,) = w.lanes["read"].queue
+    assert not w.cache.ready(request.prefetch)
+    measured(w, READ, 60.0, 70.0)
+    w.tick()
+    assert w.cache.ready(request.prefetch)
+    assert ticket.abandoned
+    assert w.cache.counts[SLOW] == 6
+    w.settle()
+    assert w.cache.ready(request.prefetch), "it waits again"
+    assert w.admit(request)
+    w.check()
+
+
+def test_who_gave_up_does_not_wait_for_another_of_its_reads() -> None:
+    w = stored()
+    first, second = answered(w, A[:5]), answered(w)  # one page more
+    measured(w, READ, 60.0, 600.0)
+    w.tick()
+    assert w.cache.ready(first.prefetch)
+    assert w.cache.ready(second.prefetch)
+    w.step("read")
+    w.tick()
+    assert second.prefetch.waiting == 1
+    assert w.cache.ready(second.prefetch)
+    assert w.cache.counts[SLOW] == 4 + 6, "it gave up again"
+
+
+def test_whoever_is_read_first_does_not_wait_for_the_rest() -> None:
+    w = stored(prompts=(A, B))
+    measured(w, READ, 60.0)
+    first, second = answered(w), answered(w, B)
+    measured(w, READ, 60.0, 50.0)
+    w.tick()
+    assert not w.cache.ready(first.prefetch)
+    assert w.cache.ready(second.prefetch)
+
+
+def test_a_read_goes_on_while_anybody_waits() -> None:
+    w = stored()
+    first, second = answered(w), w.arrive([*A[:4], 9])
+    (ticket,) = w.lanes["read"].queue
+    w.cache.observe_prefill(1, 10.0)
+    w.cache.transfers.speeds[READ].observe(6 * RECORD, 50.0)  # of 4 tokens to gain, or 6
+    w.tick()
+    assert w.cache.ready(second.prefetch)
+    assert not w.cache.ready(first.prefetch)
+    assert not ticket.abandoned
+
+
+def test_a_question_that_takes_long_is_not_waited_for() -> None:
+    w = stored()
+    measured(w, READ, 60.0)
+    request = w.arrive(A)
+    w.tick()
+    assert not w.cache.ready(request.prefetch)
+    request.prefetch.begun -= 61.0
+    w.tick()
+    assert w.cache.ready(request.prefetch)
+    w.settle()
+    assert reading(w) == 0, "an answer that came too late starts a read"
+    assert pages(w, 1, request, ABSENT) == []
+
+
+def test_a_slow_store_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Now and then a little is read, and nobody waits for it."""
+    monkeypatch.setattr(prefetch_room, "_TRIAL_BYTES", 4 * RECORD)
+    w = stored()
+    measured(w, READ, 60.0, 70.0)
+    monkeypatch.setattr(speed_room, "_RETRY_SECONDS", 0.0)
+    request = answered(w)
+    assert w.cache.ready(request.prefetch)
+    assert reading(w) == 4  # two pages
+    monkeypatch.setattr(speed_room, "_RETRY_SECONDS", 1e9)
+    w.release(request)
+    other = answered(w)
+    assert reading(w) == 4, "another trial"
+    w.settle()
+    assert pages(w, 1, other) == [0, 1]
+    w.check()
+
+
+# --- slow loads
+
+
+@pytest.mark.parametrize(("seconds", "loads"), [(50.0, True), (70.0, False)])
+def test_what_computes_faster_is_not_loaded(seconds: float, loads: bool) -> None:
+    w = world_of(Policy(), TWO, [8, 8], [8, 8])
+    serve(w, A)
+    w.empty(0)
+    measured(w, LOAD, 60.0, seconds)
+    lease = w.cache.admit(np.array(A, np.int32), chunk=7)
+    assert lease.pages == (3 if loads else 0)
+    assert lease.waiting == int(loads)
+    w.settle()
+    assert lease.explanation.skipped == w.cache.counts[SLOW_LOAD] == (0 if loads else 6)
+    w.cache.release(lease)
+    w.cache.check()
+
+
+def test_what_is_on_the_device_is_used_all_the_same() -> None:
+    w = world_of(Policy(), TWO, [8, 8], [8, 8])
+    serve(w, A)
+    w.evict(0, 0, 1)
+    measured(w, LOAD, 60.0, 1e6)
+    lease = w.cache.admit(np.array(A, np.int32))
+    assert (lease.pages, lease.ready, lease.explanation.skipped) == (2, True, 2)
+
+
+def test_a_slow_load_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    w = world_of(Policy(), TWO, [8, 8], [8, 8])
+    serve(w, A)
+    w.empty(0)
+    measured(w, LOAD, 60.0, 70.0)
+    monkeypatch.setattr(speed_room, "_RETRY_SECONDS", 0.0)
+    assert w.cache.admit(np.array(A, np.int32)).pages == 3
+
+
+# --- in any order
+
+
+def test_random_walks() -> None:
+    """Speeds that change at any time: reads are skipped, given up, tried again."""
+    happened: Counter[str] = Counter()
+    for seed in range(8):
+        rng = random.Random(seed)
+        w = world_of(Policy(), FOUR, [8, 7, 6, 8], [9, 8, 7, 9])
+        mix = STEPS | {"restart": 2, "arrive": 7, "run": 10, "speed": 4}
+        for step in rng.choices(list(mix), list(mix.values()), k=200):
+            if step == "speed":
+                measured(w, READ, 1.0, rng.choice([1e-3, 1.0, 1e3]))
+                w.cache.transfers.speeds[READ]._measured -= rng.choice([0.0, 100.0])
+            else:
+                happened["skipped"] += w.cache.counts.pop(SLOW, 0)
+                one(w, step, rng)
+            w.check()
+        w.finish()
+        happened += w.happened
+    assert happened["skipped"]
+    assert happened["read lands"]
+
+
+# --- the clock of it
+
+
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """A clock that is moved by hand."""
+    clock = [100.0]
+    monkeypatch.setattr(speed_room.time, "monotonic", lambda: clock[0])
+    return clock
+
+
+def test_speed_is_a_mean_that_forgets(now: list[float]) -> None:
+    speed = Speed()
+    assert speed.seconds(10) is None
+    speed.observe(0, 5.0)
+    assert speed.seconds(10) is None, "nothing tells nothing"
+    speed.observe(10, 1.0)
+    assert speed.seconds(10) == 1.0
+    speed.observe(10, 3.0)
+    assert speed.seconds(10) == 2.0
+    now[0] += 5.0
+    speed.observe(10, 1.0)  # the half of 20 in 4, and 10 in 1
+    assert speed.seconds(10) == 1.5
+    now[0] += 3600.0
+    speed.observe(10, 7.0)
+    assert speed.seconds(10) == pytest.approx(7.0)
+
+
+def test_what_is_under_way_tells_at_once(now: list[float]) -> None:
+    speed = Speed()
+    with speed.under_way(10):
+        now[0] += 4.0
+        assert speed.seconds(20) == 8.0
+        speed.observe(10, 5.0)
+        assert speed.seconds(20) == 10.0, "it is early yet"
+        now[0] += 2.0
+        assert speed.seconds(20) == 12.0
+    assert speed.seconds(20) == 10.0
+
+
+def test_one_is_to_try_again(now: list[float]) -> None:
+    speed = Speed()
+    speed.observe(1, 1.0)
+    now[0] += 10.0
+    assert not speed.retry()
+    now[0] += 0.1
+    assert speed.retry()
+    assert not speed.retry(), "two try"
