@@ -28,7 +28,7 @@ def _tree(length: int, sequences: int, setting: Setting, tell: Tell) -> list[Row
     if setting.quick:
         length, sequences = 2048, 24
     peers = indexes(setting.sglang, setting.vllm)
-    loads = [make_load(sequences, length, page_tokens) for page_tokens in (64, 16)]
+    loads = [make_load(sequences, length, 64), make_load(max(24, sequences // 4), length, 16)]
     return [row for load in loads for row in tree.measure(load, peers, setting.repeats, tell)]
 
 

@@ -23,7 +23,6 @@ def indexes(sglang: Path | None, vllm: bool) -> dict[str, Make]:
         from .sglang import SGLang, add_peer
 
         add_peer(sglang)
-        makes["SGLang, Rust"] = partial(SGLang, core="rust", sort=True)
-        makes["SGLang, Rust, as served"] = partial(SGLang, core="rust", sort=False)
-        makes["SGLang, Python"] = partial(SGLang, core="python", sort=True)
+        makes["SGLang, Rust"] = partial(SGLang, core="rust")
+        makes["SGLang, Python"] = partial(SGLang, core="python")
     return makes

@@ -1,7 +1,9 @@
 """SGLang's tree cores behind the same operations (read and run as of 0.5.23).
 
 The core is driven as SGLang's own cache drives it: keys are arrays made off the clock, inserting
-frees the indices of what was there already, and evicting frees indices to its allocator.
+frees the indices of what was there already, and evicting frees indices to its allocator. Of the
+two ways that allocator frees, it has the cheap one, a list of what came back; by default it copies
+all free page numbers at each call, which says nothing about a tree.
 """
 
 from __future__ import annotations
@@ -37,11 +39,9 @@ class SGLang:
 
     Args:
         core: "rust" or "python".
-        sort: the allocator collects what is freed in a list, as where prefill and decode are
-            apart; else, as served by default, each free copies the whole list of free pages.
     """
 
-    def __init__(self, load: Load, core: str, sort: bool) -> None:
+    def __init__(self, load: Load, core: str) -> None:
         from sglang.srt.mem_cache.allocator import PagedTokenToKVPoolAllocator
         from sglang.srt.mem_cache.cache_init_params import CacheInitParams
         from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
@@ -49,7 +49,7 @@ class SGLang:
 
         size = load.page_tokens
         self._allocator = PagedTokenToKVPoolAllocator(
-            load.tokens.size + size, size, torch.bfloat16, "cpu", None, need_sort=sort
+            load.tokens.size + size, size, torch.bfloat16, "cpu", None, need_sort=True
         )
         params = CacheInitParams(
             disable=False,

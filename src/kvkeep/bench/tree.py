@@ -15,10 +15,10 @@ ONE, FOUR = "one group", "four groups"  # our sides
 
 CHUNK = 512  # tokens of a prefill chunk
 RUNNING = 16  # requests that are computed together: their pages come in turns
-GENERATED = 16  # pages that come one by one, behind a prompt that came by chunks
+GENERATED = 8  # pages that come one by one, behind a prompt that came by chunks
 VICTIMS = 64  # pages of an eviction, as one admission needs them
 
-BUILT = ("whole", "by chunks", "by pages")
+BUILT = ("whole", "grown")
 
 Make = Callable[[Load], Index]
 Note = Callable[[str, Step], None]
@@ -33,7 +33,7 @@ def measure(load: Load, peers: dict[str, Make], repeats: int, tell: Tell) -> lis
         sides = sides[1:] + sides[:1]
         for built in BUILT:
             for name, make in sides:
-                tell(f"{label}, built {built}, turn {turn + 1} of {repeats}: {name}")
+                tell(f"{label}, {built}, turn {turn + 1} of {repeats}: {name}")
                 with uncollected():
                     live(make(load), load, built, partial(samples.time, name))
     return samples.rows(label, ONE, list(peers)) + samples.rows(f"{label} 4 groups:", FOUR, [ONE])
@@ -44,7 +44,7 @@ def live(side: Index, load: Load, built: str, note: Note) -> None:
     about as they do after hours of service; then matched, evicted a bit and by half.
 
     Args:
-        built: one of BUILT: how its sequences come.
+        built: "whole": each sequence is inserted once; "grown": as its request is computed.
         note: times a step of this name.
     """
     random = np.random.default_rng(0)
@@ -64,14 +64,10 @@ def live(side: Index, load: Load, built: str, note: Note) -> None:
 def _serve(side: Index, load: Load, batch: range, built: str, note: Note) -> None:
     """Requests that run together: each step is one turn of every request that has more to come."""
     page, length = load.page_tokens, load.length
-    phases = {
-        "whole": [("insert", length, length)],
-        "by chunks": [("commit a chunk", CHUNK, length)],
-        "by pages": [
-            ("commit a chunk", CHUNK, length - GENERATED * page),
-            ("commit a page", page, length),
-        ],
-    }[built]
+    phases = [("insert", length, length)]
+    if built == "grown":
+        prompt = length - GENERATED * page
+        phases = [("commit a chunk", CHUNK, prompt), ("commit a page", page, length)]
     done = {i: side.begin(i) for i in batch}
     for operation, step, end in phases:
         while late := [i for i in batch if done[i] < end]:
