@@ -16,6 +16,7 @@ from .pages import NO_SLOT, TIERS, FreeList, PageTable, count
 from .policy import Order
 from .schema import NO_IDS, Ids, InvariantError, Residence, Slots
 
+_ABSENT, _WRITING, _LIVE = map(int, Residence)
 _FREE, _PRIVATE = -1, -2  # owners of a slot that are not a page id
 _SELECT = 0.02  # share of a tier that one look for victims puts in order
 _MOST_LATE = 1 << 10
@@ -67,6 +68,8 @@ class Tier:
 
     def free(self, group: int, slots: Slots) -> None:
         """Give private slots back."""
+        if not len(slots):
+            return
         at = self._private(group, slots)
         self._owner[group][at] = _FREE
         self._free[group].give(at)
@@ -86,20 +89,22 @@ class Tier:
     def publish(self, group: int, pages: Ids) -> None:
         """The bytes of rows that were WRITING are there. Stamps nothing."""
         self._expect(group, pages, Residence.WRITING)
-        self.table.state[self.index, group][pages] = int(Residence.LIVE)
+        self.table.state[self.index, group][pages] = _LIVE
         self._live(group, pages)
 
     def drop(self, group: int, pages: Ids) -> None:
         """Rows lose their slots, which become free. None of them is pinned."""
+        if not len(pages):
+            return
         row, state = self.table.slot[self.index, group], self.table.state[self.index, group]
         if count(self.table.pins[self.index, group][pages]):
             raise InvariantError("a pinned slot is dropped")
         slots = row[pages].astype(np.intp)
         if count(slots == NO_SLOT):
             raise InvariantError("a row without a slot is dropped")
-        self._busy[group] -= count(state[pages] == int(Residence.WRITING))
+        self._busy[group] -= count(state[pages] == _WRITING)
         row[pages] = NO_SLOT
-        state[pages] = int(Residence.ABSENT)
+        state[pages] = _ABSENT
         self._owner[group][slots] = _FREE
         self._free[group].give(slots)
 
@@ -130,7 +135,7 @@ class Tier:
     def evictable(self, group: int, pages: Ids | slice) -> NDArray[np.bool_]:
         """Which of these pages may lose their slot here."""
         table = self.table
-        fit: NDArray[np.bool_] = table.state[self.index, group][pages] == int(Residence.LIVE)
+        fit: NDArray[np.bool_] = table.state[self.index, group][pages] == _LIVE
         fit &= table.pins[self.index, group][pages] == 0
         fit &= ~table.dying[pages]
         return fit
@@ -174,7 +179,7 @@ class Tier:
 
     def _count_busy(self, group: int) -> int:
         state = self.table.state[self.index, group]
-        writing = count(state == int(Residence.WRITING))
+        writing = count(state == _WRITING)
         pinned = count(self.table.pins[self.index, group])
         return self.private(group) + writing + pinned
 

@@ -79,9 +79,12 @@ class Ours:
             residency.stamp(whole)
             new = whole[len(path) :]
             for g in self._groups:
-                absent = table.where(DEVICE, g, new, Residence.ABSENT)
-                device.free(g, slots[g][~absent])
-                device.adopt(g, new[absent], slots[g][absent], Residence.LIVE)
+                known = table.where(DEVICE, g, new, Residence.LIVE)
+                if known.any():
+                    device.free(g, slots[g][known])
+                    device.adopt(g, new[~known], slots[g][~known], Residence.LIVE)
+                else:
+                    device.adopt(g, new, slots[g], Residence.LIVE)
 
         return step
 
