@@ -151,3 +151,46 @@ def test_positions_of_a_plan_and_where_it_writes() -> None:
     plan.write(pool, torch.arange(1.0, 5.0))
     assert pool.nonzero().tolist() == [[2, 0], [2, 1], [5, 3], [9, 0]]
     assert pool[pool > 0].tolist() == [2, 3, 1, 4]
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize("first", [0, 1])
+def test_sequences_with_a_prefix_in_common(name: str, first: int) -> None:
+    """Two families of sequences, of single rows, verified rows and a chunk, and one of neither."""
+    options, common, generator = OPTIONS[name], 70, torch.Generator().manual_seed(1)
+    pools = [torch.full((500, PAGE, 2, DIM), torch.nan) for _ in "kv"]
+    free = np.random.default_rng(3).permutation(500).astype(np.int32)
+    parts, expected, new, queries = [], [], [], []
+    for family in (
+        ((3, 1), (40, 5), (41, 5), (9, 1)),
+        ((0, 30), (2, 1), (2, 1), (4, 1)),
+        ((5, 2),),
+    ):
+        prefix, free = free[:common], free[common:]
+        shared = [torch.randn(common * PAGE, 2, DIM, generator=generator) for _ in "kv"]
+        for more, rows in family:
+            start, end = common * PAGE + more, common * PAGE + more + rows
+            own, free = free[: -(-(more + rows) // PAGE)], free[-(-(more + rows) // PAGE) :]
+            parts.append(Part(np.concatenate((prefix, own)), start, rows, first))
+            query = torch.randn(rows, 4, DIM, generator=generator)
+            state = [
+                torch.cat((x, torch.randn(more + rows, 2, DIM, generator=generator)))
+                for x in shared
+            ]
+            old = ATTENTION.plan([Part(parts[-1].table, first, start - first)], PAGE)
+            for pool, x in zip(pools, state, strict=True):
+                old.write(pool, x[first:start])
+            expected.append(plain(query, *state, start, first, options))
+            queries.append(query)
+            new.append([x[start:end] for x in state])
+    plan = ATTENTION.plan(parts, PAGE, options.window)
+    for pool, rows in zip(pools, zip(*new, strict=True), strict=True):
+        plan.write(pool, torch.cat(rows))
+    scoring = Scoring(0.3, options.softcap, options.sinks)
+    found = plan.attend(torch.cat(queries), *pools, scoring)
+    torch.testing.assert_close(found.double(), torch.cat(expected), atol=1e-6, rtol=1e-6)
+    seen = [plan.gather(pool, pool.dtype) for pool in pools]
+    assert torch.equal(plan.attend_to(torch.cat(queries), *seen, scoring), found)
+    assert not torch.cat(seen).isnan().any()
+    if options.window is None:  # common tokens are read once in each family
+        assert len(seen[0]) < 3 * common * PAGE + sum(p.start + p.rows - 280 for p in parts) + 99

@@ -52,35 +52,28 @@ class TorchPlan:
         flat.index_copy_(0, self.layout.index, rows)
 
     def attend(self, query: Tensor, keys: Tensor, values: Tensor, scoring: Scoring) -> Tensor:
-        return self._attend(query, self._read(keys, values, query.dtype), scoring)
+        return self._attend(query, self._pairs(keys, values, query.dtype), scoring)
 
     def gather(self, pool: Tensor, dtype: torch.dtype) -> Tensor:
-        seen = torch.cat([span.seen.flatten() for span in self._spans])
-        return pool.flatten(0, 1).index_select(0, seen).to(dtype)
+        return torch.cat([_read(pool, span) for span in self._spans]).to(dtype)
 
     def attend_to(self, query: Tensor, keys: Tensor, values: Tensor, scoring: Scoring) -> Tensor:
-        counts = [span.seen.numel() for span in self._spans]
-        return self._attend(
-            query, zip(*(torch.split(x, counts) for x in (keys, values)), strict=True), scoring
-        )
+        counts = [span.count * span.length for span in self._spans]
+        seen = zip(*(torch.split(x, counts) for x in (keys, values)), strict=True)
+        return self._attend(query, seen, scoring)
 
     @property
     def _spans(self) -> tuple[Span, ...]:
         return self.layout.spans + self.layout.runs
 
-    def _read(
+    def _pairs(
         self, keys: Tensor, values: Tensor, dtype: torch.dtype
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """What each span sees, ``[seen, kv_heads, dim]``. It is gone when the next one is read."""
-        most = max(span.seen.numel() for span in self._spans)
-        places = [(p.flatten(0, 1), p.new_empty(most, *p.shape[2:])) for p in (keys, values)]
+        most = max(len(span.seen) * span.unit for span in self._spans)
+        k, v = (pool.new_empty(most, *pool.shape[2:]) for pool in (keys, values))
         for span in self._spans:
-            seen = span.seen.flatten()
-            k, v = (
-                torch.index_select(pool, 0, seen, out=buffer[: len(seen)]).to(dtype)
-                for pool, buffer in places
-            )
-            yield k, v
+            yield _read(keys, span, k).to(dtype), _read(values, span, v).to(dtype)
 
     def _attend(
         self, query: Tensor, seen: Iterable[tuple[Tensor, Tensor]], scoring: Scoring
@@ -88,35 +81,46 @@ class TorchPlan:
         """Over keys and values ``[seen, kv_heads, dim]`` of each span and run, in turn."""
         layout, pairs = self.layout, iter(seen)
         query = query.index_select(0, layout.order)
-        mixed = [_mix(query, span, *next(pairs), scoring) for span in layout.spans]
+        mixed = [_mix(query[span.rows], span, *next(pairs), scoring) for span in layout.spans]
         out, total = (torch.cat(one) for one in zip(*mixed, strict=True))
         for run in layout.runs:
-            more, its = _mix(query, run, *next(pairs), scoring)
+            more, its = _mix(query[run.rows], run, *next(pairs), scoring)
             mine = total[run.rows]
             out[run.rows].lerp_(more, torch.sigmoid(its - mine)[..., None].to(out.dtype))
             total[run.rows] = torch.logaddexp(its, mine)
         if scoring.sinks is not None:
-            out *= torch.sigmoid(total - scoring.sinks.float())[..., None].to(out.dtype)
+            sinks = scoring.sinks.float().view(total.shape[1:])
+            out *= torch.sigmoid(total - sinks)[..., None].to(out.dtype)
+        out = out.flatten(1, 2)
         return torch.empty_like(out).index_copy_(0, layout.order, out)
+
+
+def _read(pool: Tensor, span: Span, buffer: Tensor | None = None) -> Tensor:
+    """``[seen, *row]``: what a span sees, in ``buffer [tokens, *row]`` or a new tensor."""
+    row, units = pool.shape[2:], span.seen.shape[0]
+    if buffer is not None:
+        buffer = buffer[: units * span.unit].view(units, span.unit, *row)
+    read = torch.index_select(pool.view(-1, span.unit, *row), 0, span.seen, out=buffer)
+    return read.view(-1, *row)[span.skip : span.skip + span.count * span.length]
 
 
 def _mix(
     query: Tensor, span: Span, keys: Tensor, values: Tensor, scoring: Scoring
 ) -> tuple[Tensor, Tensor]:
-    """The rows of one span: their values mixed ``[rows, heads, value dim]``, and the logarithm of
-    the sum of their scores' exponentials ``[rows, heads]`` float32.
+    """Of one span's rows, by key head and query head of it: their values mixed
+    ``[rows, kv_heads, heads of each, value dim]``, and the logarithm of the sum of their scores'
+    exponentials ``[rows, kv_heads, heads of each]`` float32.
 
     Query heads that share a key head become rows, so a key is read once for them all.
     """
-    query = query[span.rows]
-    (rows, heads, dim), (count, length), kv_heads = query.shape, span.seen.shape, keys.shape[1]
-    q = query.view(count, rows // count, kv_heads, -1, dim).transpose(1, 2).flatten(2, 3)
-    k, v = (x.view(count, length, kv_heads, -1).transpose(1, 2) for x in (keys, values))
-    mask = span.mask
-    if mask is not None and mask.shape[2] > 1:
+    (packed, heads, dim), kv_heads, mask = query.shape, keys.shape[1], span.mask
+    rows = packed // span.count  # of each sequence
+    q = query.view(span.count, rows, kv_heads, heads // kv_heads, dim).transpose(1, 2).flatten(2, 3)
+    k, v = (x.view(span.count, span.length, kv_heads, -1).transpose(1, 2) for x in (keys, values))
+    if mask is not None and rows > 1:
         mask = mask.repeat_interleave(heads // kv_heads, 2)
-    if scoring.softcap is None and q.is_cpu and k.shape[-1] == v.shape[-1]:
-        mixed, total = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+    if scoring.softcap is None and query.is_cpu and keys.shape == values.shape:
+        out, total = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
             q, k, v, attn_mask=mask, scale=scoring.scale
         )
     else:
@@ -126,9 +130,9 @@ def _mix(
         if mask is not None:
             scores += mask
         total = scores.logsumexp(-1)
-        mixed = (scores - total[..., None]).exp().to(v.dtype) @ v
-    mixed, total = (
-        x.unflatten(2, (rows // count, -1)).transpose(1, 2).reshape(rows, heads, *x.shape[3:])
-        for x in (mixed, total)
-    )
-    return mixed, total
+        out = (scores - total[..., None]).exp().to(v.dtype) @ v
+    if rows == 1:
+        return out, total
+    shape = (span.count, kv_heads, rows, -1)
+    out, total = (x.view(*shape, *x.shape[3:]).transpose(1, 2).flatten(0, 1) for x in (out, total))
+    return out, total

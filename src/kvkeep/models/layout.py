@@ -17,7 +17,7 @@ from torch import Tensor
 from .attention import Part
 
 _SHARED = 512  # tokens that a run saves the reading of; with fewer, merging costs more
-_STACKED = 2048  # tokens of a stack, padding included; about what stays in a core's cache
+_STACKED = 1024  # tokens of a stack, padding included; longer sequences gain nothing by it
 
 Ints = NDArray[np.int64]
 
@@ -27,8 +27,12 @@ class Span:
     """Rows that follow one another in a layout's order, and what they see."""
 
     rows: slice
-    seen: Tensor  # [sequences, length] int64 rows of a flat pool; a sequence's last may be repeated
-    mask: Tensor | None = None  # [sequences, 1, rows of each, length] float32 to add; None: zeros
+    count: int  # sequences, with equally many of the rows each
+    length: int  # tokens that each of them sees, padding included
+    unit: int  # tokens read at once: a page's, or of a stack 1
+    seen: Tensor  # [units] int64, where they lie in a pool; padding repeats a sequence's last
+    skip: int = 0  # tokens of the first unit that are not seen
+    mask: Tensor | None = None  # [count, 1, rows of each, length] float32 to add; None: zeros
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,97 +50,112 @@ def lay_out(
     parts: Sequence[Part], page_tokens: int, window: int | None, device: torch.device
 ) -> Layout:
     """See :meth:`~kvkeep.models.attention.Attention.plan`."""
-    first, start, rows, pages = np.array(
-        [(part.first, part.start, part.rows, len(part.table)) for part in parts]
-    ).T
-    tables = np.concatenate([part.table for part in parts]).astype(np.int64)
-    tokens = (tables[:, None] * page_tokens + np.arange(page_tokens)).ravel()
-    zero = (np.cumsum(pages) - pages) * page_tokens  # where each sequence begins in ``tokens``
-    positions = _ranges(start, rows)
-    index = tokens[positions + np.repeat(zero, rows)]
-
-    of_run = np.full(len(parts), -1)
-    common: list[Ints] = []  # what each run is made of
-    if window is None:
-        for members, end in _runs(parts, page_tokens):
-            one = members[0]
-            of_run[members] = len(common)
-            common.append(tokens[zero[one] + first[one] : zero[one] + end])
-            first[members] = end
-    else:
-        first = np.maximum(first, start - window + 1)
-
-    length = start + rows - first
-    sequences = np.lexsort((length, rows, of_run))
-    row_of_run = np.repeat(of_run[sequences], rows[sequences])
-    spans, row = [], 0
-    for stack in _stacks(sequences, of_run, rows, length):
-        seen, mask = _see(first[stack], start[stack], int(rows[stack[0]]), length[stack], window)
-        end = row + len(stack) * int(rows[stack[0]])
-        where = _on(device, tokens[seen + zero[stack, None]])
-        spans.append(Span(slice(row, end), where, None if mask is None else mask.to(device)))
-        row = end
-    runs = []
-    for i, seen in enumerate(common):
-        begin, end = np.searchsorted(row_of_run, (i, i + 1)).tolist()
-        runs.append(Span(slice(begin, end), _on(device, seen)[None]))
-    packed = (np.cumsum(rows) - rows)[sequences]
+    batch = _Batch(parts, page_tokens, window, device)
+    shared = _shared(parts, page_tokens) if window is None else []
+    alone = set(range(len(parts))).difference(*(members for members, _ in shared))
+    spans, runs, order, row = [], [], [], 0
+    for members, end in [*shared, (list(alone), 0)]:
+        if end:
+            rows = slice(row, row + int(batch.rows[members].sum()))
+            runs.append(batch.pages(rows, members[0], end))
+            batch.first[members] = end
+        for stack in batch.stacks(members):
+            spans.append(batch.span(row, stack))
+            row = spans[-1].rows.stop
+            order += stack
+    packed = np.cumsum(batch.rows) - batch.rows
+    positions = _ranges(batch.start, batch.rows)
     return Layout(
         _on(device, positions),
-        _on(device, index),
-        _on(device, _ranges(packed, rows[sequences])),
+        _on(device, batch.where(np.arange(len(parts)).repeat(batch.rows), positions)),
+        _on(device, _ranges(packed[order], batch.rows[order])),
         tuple(spans),
         tuple(runs),
     )
 
 
-def _runs(parts: Sequence[Part], page_tokens: int) -> Iterator[tuple[list[int], int]]:
-    """Sequences that begin with the same slots, and the position where the last common page ends.
+def _shared(parts: Sequence[Part], page_tokens: int) -> list[tuple[list[int], int]]:
+    """Sequences that begin with the same slots, and the position where those end.
 
-    Only pages before all their rows count.
+    Only whole pages before all their rows count.
     """
     alike: dict[tuple[int, int], list[int]] = {}
     for i, part in enumerate(parts):
         alike.setdefault((part.first, int(part.table[part.first // page_tokens])), []).append(i)
+    found = []
     for (first, _), members in alike.items():
-        if len(members) < 2:
-            continue
         skip = first // page_tokens
         stop = min(parts[i].start for i in members) // page_tokens
         tables = np.stack([parts[i].table[skip:stop] for i in members])
-        differ = (tables != tables[0]).any(0)
-        end = (skip + int(differ.argmax() if differ.any() else differ.size)) * page_tokens
+        same = (tables == tables[0]).all(0)
+        end = (skip + int(np.logical_and.accumulate(same).sum())) * page_tokens
         if (len(members) - 1) * (end - first) >= _SHARED:
-            yield members, end
+            found.append((members, end))
+    return found
 
 
-def _stacks(sequences: Ints, of_run: Ints, rows: Ints, length: Ints) -> Iterator[Ints]:
-    """``sequences`` in pieces: equally many rows, of about one length, together not too much."""
-    begin = 0
-    kind = list(zip(of_run[sequences].tolist(), rows[sequences].tolist(), strict=True))
-    sizes = length[sequences].tolist()
-    for i in range(1, len(sequences)):
-        much = (i + 1 - begin) * sizes[i] > _STACKED or 4 * sizes[i] > 5 * sizes[begin]
-        if much or kind[i] != kind[begin]:
-            yield sequences[begin:i]
-            begin = i
-    yield sequences[begin:]
+class _Batch:
+    """Parts as arrays, and spans of them. ``first`` is moved past what has a run of its own."""
 
+    def __init__(
+        self, parts: Sequence[Part], page_tokens: int, window: int | None, device: torch.device
+    ) -> None:
+        self.first, self.start, self.rows, pages = np.array(
+            [(part.first, part.start, part.rows, len(part.table)) for part in parts]
+        ).T
+        if window is not None:
+            self.first = np.maximum(self.first, self.start - window + 1)
+        self._tables = np.concatenate([part.table for part in parts]).astype(np.int64)
+        self._table = _on(device, self._tables)
+        self._zero = np.cumsum(pages) - pages  # where each sequence's table begins in there
+        self._page, self._window, self._device = page_tokens, window, device
 
-def _see(
-    first: Ints, start: Ints, rows: int, length: Ints, window: int | None
-) -> tuple[Ints, Tensor | None]:
-    """Of a stack of sequences with equally many rows: the positions that they see, and the mask."""
-    column = np.arange(length.max())
-    seen = first[:, None] + np.minimum(column, length[:, None] - 1)
-    if rows == 1 and length.min() == length.max():
-        return seen, None
-    own = (start - first)[:, None, None] + np.arange(rows)[:, None]  # each row's own column
-    hidden = column > own
-    if window is not None:
-        hidden |= column <= own - window
-    mask = torch.zeros(hidden.shape).masked_fill_(torch.from_numpy(hidden), -torch.inf)
-    return seen, mask[:, None]
+    def where(self, sequence: Ints, position: Ints) -> Ints:
+        """Rows of a flat pool."""
+        slots: Ints = self._tables[self._zero[sequence] + position // self._page]
+        return slots * self._page + position % self._page
+
+    def stacks(self, members: Sequence[int]) -> Iterator[list[int]]:
+        """``members`` with equally many rows, about equal lengths, and together not too much."""
+        rows, length = self.rows.tolist(), (self.start + self.rows - self.first).tolist()
+        stack: list[int] = []
+        for i in sorted(members, key=lambda i: (rows[i], length[i])):
+            full = (len(stack) + 1) * length[i] > _STACKED
+            if stack and (full or rows[i] > rows[stack[0]] or 4 * length[i] > 5 * length[stack[0]]):
+                yield stack
+                stack = []
+            stack.append(i)
+        if stack:
+            yield stack
+
+    def span(self, row: int, stack: list[int]) -> Span:
+        """The rows of a stack, of which ``row`` is the first, and what they see."""
+        each = int(self.rows[stack[0]])
+        rows = slice(row, row + len(stack) * each)
+        length = self.start[stack] + each - self.first[stack]
+        longest = int(length[-1])
+        mask = self._mask(stack, longest) if each > 1 or length[0] < longest else None
+        if len(stack) == 1:
+            return self.pages(rows, stack[0], int(self.start[stack[0]]) + each, mask)
+        columns = np.minimum(np.arange(longest), length[:, None] - 1)
+        seen = self.where(np.array(stack)[:, None], self.first[stack, None] + columns)
+        return Span(rows, len(stack), longest, 1, _on(self._device, seen.ravel()), mask=mask)
+
+    def pages(self, rows: slice, sequence: int, end: int, mask: Tensor | None = None) -> Span:
+        """``rows``, and what they see of a sequence up to ``end``."""
+        first, zero, page = int(self.first[sequence]), int(self._zero[sequence]), self._page
+        seen = self._table[zero + first // page : zero - (-end // page)]
+        return Span(rows, 1, end - first, page, seen, first % page, mask)
+
+    def _mask(self, stack: list[int], length: int) -> Tensor:
+        """What each row of a stack must not see of its sequence's ``length`` tokens."""
+        own = torch.from_numpy(self.start[stack] - self.first[stack])[:, None, None, None]
+        row = own + torch.arange(int(self.rows[stack[0]]))[:, None]
+        column = torch.arange(length)
+        hidden = column > row
+        if self._window is not None:
+            hidden |= column <= row - self._window
+        return torch.zeros(hidden.shape).masked_fill_(hidden, -torch.inf).to(self._device)
 
 
 def _ranges(first: Ints, count: Ints) -> Ints:
