@@ -38,8 +38,11 @@ class Index(Protocol):
     def match(self, i: int) -> Step:
         """Find the whole of sequence ``i``."""
 
+    def match_list(self, i: int) -> Step:
+        """The same, from a list of ints, as a tokenizer gives it."""
+
     def slots(self, i: int) -> Step:
-        """The same, and where each page's state lies."""
+        """As ``match``, and where each page's state lies."""
 
     def evict(self, pages: int) -> Step:
         """Let go of at least so many pages, and free all they had."""
@@ -104,6 +107,10 @@ class Ours:
     def match(self, i: int) -> Step:
         tree, raw = self._residency.tree, self._load.tokens[i].tobytes()
         return lambda: tree.match("", raw)
+
+    def match_list(self, i: int) -> Step:
+        tree, tokens = self._residency.tree, self._load.tokens[i].tolist()
+        return lambda: tree.match("", np.array(tokens, dtype=np.int32).tobytes())
 
     def slots(self, i: int) -> Step:
         tree, slot = self._residency.tree, self._residency.table.slot

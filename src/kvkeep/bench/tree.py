@@ -53,7 +53,8 @@ def live(side: Index, load: Load, built: str, note: Note) -> None:
             _serve(side, load, range(first, min(first + RUNNING, load.sequences)), built, note)
         if not final:
             side.evict(side.resident() // 2)()
-    for operation, prepare in (("match", side.match), ("match to slots", side.slots)):
+    matches = {"match": side.match, "match to slots": side.slots, "match a list": side.match_list}
+    for operation, prepare in matches.items():
         for i in random.permutation(load.sequences).tolist():
             note(f"{operation} ({built})", prepare(i))
     for _ in range(min(32, load.distinct // (4 * VICTIMS))):
