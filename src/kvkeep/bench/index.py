@@ -56,13 +56,15 @@ class Ours:
 
     Args:
         groups: of state, each with slots of its own.
+        slots: of each; None: enough for all of the load.
     """
 
-    def __init__(self, load: Load, groups: int = 1) -> None:
+    def __init__(self, load: Load, groups: int = 1, slots: int | None = None) -> None:
         part = Component("kv", (0,), (1,), "U8")
         kinds = tuple(Group(f"group{g}", (part,)) for g in range(groups))
         schema = Schema(Identity("bench"), load.page_tokens, kinds)
-        self._residency = Residency(schema, [load.pages] * groups, [0] * groups, lru)
+        room = [load.pages if slots is None else slots] * groups
+        self._residency = Residency(schema, room, [0] * groups, lru)
         self._load, self._groups = load, range(groups)
         self._paths = [np.empty(0, dtype=np.int32)] * load.sequences
 
