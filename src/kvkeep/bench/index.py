@@ -37,8 +37,11 @@ class Index(Protocol):
     def match(self, i: int) -> Step:
         """Find the whole of sequence ``i``."""
 
+    def match_list(self, i: int) -> Step:
+        """The same, from a list of ints, as a tokenizer gives it."""
+
     def slots(self, i: int) -> Step:
-        """The same, and where each page's state lies."""
+        """As ``match``, and where each page's state lies."""
 
     def evict(self, pages: int) -> Step:
         """Let go of at least so many pages, and free all they had."""
@@ -52,13 +55,15 @@ class Ours:
 
     Args:
         groups: of state, each with slots of its own.
+        slots: of each; None: enough for all of the load.
     """
 
-    def __init__(self, load: Load, groups: int = 1) -> None:
+    def __init__(self, load: Load, groups: int = 1, slots: int | None = None) -> None:
         part = Component("kv", (0,), (1,), "U8")
         kinds = tuple(Group(f"group{g}", (part,)) for g in range(groups))
         schema = Schema(Identity("bench"), load.page_tokens, kinds)
-        self._residency = Residency(schema, [load.pages] * groups, [0] * groups, lru)
+        room = [load.pages if slots is None else slots] * groups
+        self._residency = Residency(schema, room, [0] * groups, lru)
         self._load, self._groups = load, range(groups)
         self._paths = [NO_IDS] * load.sequences
 
@@ -97,6 +102,10 @@ class Ours:
     def match(self, i: int) -> Step:
         tree, raw = self._residency.tree, self._load.tokens[i].tobytes()
         return lambda: tree.match("", raw)
+
+    def match_list(self, i: int) -> Step:
+        tree, tokens = self._residency.tree, self._load.tokens[i].tolist()
+        return lambda: tree.match("", np.array(tokens, dtype=np.int32).tobytes())
 
     def slots(self, i: int) -> Step:
         tree, slot = self._residency.tree, self._residency.table.slot

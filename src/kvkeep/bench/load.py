@@ -8,12 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 VOCABULARY = 128_000
-GROUPS = 20  # of sequences that share their first half, as users of one application do
+GROUPS = 20  # sequences ``i`` and ``i + GROUPS`` share their first half, as of one application
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Sequences of one length. Sequence ``i`` shares its first half with ``i + GROUPS``."""
+    """Sequences of one length."""
 
     tokens: NDArray[np.int32]  # [sequences, length]
     page_tokens: int
@@ -32,17 +32,11 @@ class Load:
         """Of all sequences, had they nothing in common."""
         return self.tokens.size // self.page_tokens
 
-    @property
-    def distinct(self) -> int:
-        """Pages that differ."""
-        half = self.length // 2 // self.page_tokens
-        return half * (self.sequences + min(GROUPS, self.sequences))
 
-
-def make_load(sequences: int, length: int, page_tokens: int) -> Load:
-    """The same at every call."""
+def make_load(sequences: int, length: int, page_tokens: int, groups: int = GROUPS) -> Load:
+    """The same at every call. With as many groups as sequences, they have nothing in common."""
     random = np.random.default_rng(sequences + length)
     tokens = random.integers(VOCABULARY, size=(sequences, length), dtype=np.int32)
-    for i in range(GROUPS, sequences):
-        tokens[i, : length // 2] = tokens[i % GROUPS, : length // 2]
+    for i in range(groups, sequences):
+        tokens[i, : length // 2] = tokens[i % groups, : length // 2]
     return Load(tokens, page_tokens)

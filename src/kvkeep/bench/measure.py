@@ -19,6 +19,8 @@ Tell = Callable[[str], None]
 """Called with what is measured now, for people who wait."""
 Step = Callable[[], object]
 """What is timed. All it needs was prepared before, off the clock."""
+Note = Callable[[str, Step], None]
+"""Times a step of this name."""
 
 
 class Row(TypedDict):
@@ -52,6 +54,10 @@ class Samples:
         start = time.perf_counter()
         step()
         self._taken[operation][side].append(time.perf_counter() - start)
+
+    def taken(self, side: str, operation: str) -> list[float]:
+        """Seconds of every run."""
+        return self._taken[operation][side]
 
     def rows(self, label: str, ours: str, peers: Sequence[str]) -> list[Row]:
         """Microseconds of ``ours`` beside each of ``peers``; alone where there is none.

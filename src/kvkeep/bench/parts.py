@@ -32,10 +32,25 @@ def _tree(length: int, sequences: int, setting: Setting, tell: Tell) -> list[Row
     return [row for load in loads for row in tree.measure(load, peers, setting.repeats, tell)]
 
 
+def _residents(setting: Setting, tell: Tell) -> list[Row]:
+    from .residents import measure_times
+
+    counts = (1280, 2560) if setting.quick else (10_000, 100_000, 1_000_000, 2_000_000)
+    return measure_times(counts, setting.repeats, tell)
+
+
+def _memory(setting: Setting, tell: Tell) -> list[Row]:
+    from .residents import measure_memory
+
+    return measure_memory(1280 if setting.quick else 100_000, tell)
+
+
 PARTS: dict[str, Callable[[Setting, Tell], list[Row]]] = {
     "tree8k": partial(_tree, 8192, 1000),
     "tree32k": partial(_tree, 32_768, 200),
     "tree131k": partial(_tree, 131_072, 50),
+    "residents": _residents,
+    "memory": _memory,
 }
 """By name: ``measure(setting, tell) -> rows``."""
 

@@ -25,4 +25,9 @@ def indexes(sglang: Path | None, vllm: bool) -> dict[str, Make]:
         add_peer(sglang)
         makes["SGLang, Rust"] = partial(SGLang, core="rust")
         makes["SGLang, Python"] = partial(SGLang, core="python")
+    if vllm:
+        from .vllm import VLLM, need_peer
+
+        need_peer()
+        makes["vLLM"] = VLLM
     return makes

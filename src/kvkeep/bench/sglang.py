@@ -67,7 +67,7 @@ class SGLang:
         self._keys = [array("q", tokens.astype(np.int64).tobytes()) for tokens in load.tokens]
 
     def begin(self, i: int) -> int:
-        found = self._match(i)
+        found = self._cache.match_prefix(self._params(i))
         self._rows[i] = self._cache.path_device_indices(found.last_device_node)
         return len(self._rows[i])
 
@@ -91,6 +91,13 @@ class SGLang:
         core, params = self._cache.tree_core, self._params(i)
         return lambda: core.match_prefix(params)
 
+    def match_list(self, i: int) -> Step:
+        from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
+        from sglang.srt.mem_cache.radix_cache import RadixKey
+
+        core, tokens = self._cache.tree_core, self._load.tokens[i].tolist()
+        return lambda: core.match_prefix(MatchPrefixParams(key=RadixKey(array("q", tokens))))
+
     def slots(self, i: int) -> Step:
         cache, core, params = self._cache, self._cache.tree_core, self._params(i)
         return lambda: cache.path_device_indices(core.match_prefix(params).last_device_node)
@@ -109,6 +116,3 @@ class SGLang:
         from sglang.srt.mem_cache.radix_cache import RadixKey
 
         return MatchPrefixParams(key=RadixKey(self._keys[i]))
-
-    def _match(self, i: int) -> Any:
-        return self._cache.match_prefix(self._params(i))

@@ -9,7 +9,7 @@ import numpy as np
 
 from .index import Index, Ours
 from .load import Load
-from .measure import Row, Samples, Step, Tell, uncollected
+from .measure import Note, Row, Samples, Tell, uncollected
 
 ONE, FOUR = "one group", "four groups"  # our sides
 
@@ -21,7 +21,6 @@ VICTIMS = 64  # pages of an eviction, as one admission needs them
 BUILT = ("whole", "grown")
 
 Make = Callable[[Load], Index]
-Note = Callable[[str, Step], None]
 
 
 def measure(load: Load, peers: dict[str, Make], repeats: int, tell: Tell) -> list[Row]:
@@ -45,7 +44,6 @@ def live(side: Index, load: Load, built: str, note: Note) -> None:
 
     Args:
         built: "whole": each sequence is inserted once; "grown": as its request is computed.
-        note: times a step of this name.
     """
     random = np.random.default_rng(0)
     for final in (False, True):
@@ -53,10 +51,11 @@ def live(side: Index, load: Load, built: str, note: Note) -> None:
             _serve(side, load, range(first, min(first + RUNNING, load.sequences)), built, note)
         if not final:
             side.evict(side.resident() // 2)()
-    for operation, prepare in (("match", side.match), ("match to slots", side.slots)):
+    matches = {"match": side.match, "match to slots": side.slots, "match a list": side.match_list}
+    for operation, prepare in matches.items():
         for i in random.permutation(load.sequences).tolist():
             note(f"{operation} ({built})", prepare(i))
-    for _ in range(min(32, load.distinct // (4 * VICTIMS))):
+    for _ in range(min(32, side.resident() // (4 * VICTIMS))):
         note(f"evict {VICTIMS} ({built})", side.evict(VICTIMS))
     note(f"evict half ({built})", side.evict(side.resident() // 2))
 
