@@ -32,12 +32,20 @@ def _tree(length: int, sequences: int, setting: Setting, tell: Tell) -> list[Row
     return [row for load in loads for row in tree.measure(load, peers, setting.repeats, tell)]
 
 
+def _engine(setting: Setting, tell: Tell) -> list[Row]:
+    from . import engine
+
+    lengths = (320,) if setting.quick else engine.LENGTHS
+    return engine.measure(setting.repeats, tell, lengths)
+
+
 PARTS: dict[str, Callable[[Setting, Tell], list[Row]]] = {
     "tree8k": partial(_tree, 8192, 1000),
     "tree32k": partial(_tree, 32_768, 200),
     "tree131k": partial(_tree, 131_072, 50),
+    "engine": _engine,
 }
 """By name: ``measure(setting, tell) -> rows``."""
 
-CORE = tuple(PARTS)
+CORE = ("tree8k", "tree32k", "tree131k")
 """Those that measure the cache, and neither models nor servers."""
