@@ -41,6 +41,7 @@ _TOUCH: Verb = lambda store, keys, _: store.touch(keys)  # noqa: E731
 _LANE_OF = {TOUCH: WRITE}
 _CALL_RECORDS = 256  # records in one call of a store, ...
 _CALL_SECONDS = 0.1  # ... which should read no longer, ...
+_CALL_SHARE = 1 / 8  # ... nor more of a ticket, to see early when a store turns slow, ...
 _CALL_BYTES = 1 << 20  # ... nor more while nobody knows how long that takes
 
 
@@ -329,7 +330,7 @@ class Transfers:
         flags = np.zeros(len(keys), dtype=bool)
         while len(order) and not (ticket.abandoned and len(order) < len(keys)):
             pace = speed.seconds(1)
-            limit = _CALL_SECONDS / pace if pace else _CALL_BYTES
+            limit = min(_CALL_SECONDS / pace if pace else _CALL_BYTES, _CALL_SHARE * sizes.sum())
             count = int(np.searchsorted(np.cumsum(sizes[order]), limit, side="right"))
             part, order = np.split(order, [max(1, min(count, _CALL_RECORDS))])
             size, began = int(sizes[part].sum()), time.monotonic()

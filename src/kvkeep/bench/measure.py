@@ -34,6 +34,7 @@ class Row(TypedDict):
     ratio: float | None
     ours_p99: NotRequired[float]  # the same in one of a hundred
     peer_p99: NotRequired[float]
+    tokens: NotRequired[int]  # of a prompt
 
 
 def row(name: str, ours: float, unit: str, peer: str | None = None, value: float = 0.0) -> Row:

@@ -45,14 +45,22 @@ def _memory(setting: Setting, tell: Tell) -> list[Row]:
     return measure_memory(1280 if setting.quick else 100_000, tell)
 
 
+def _engine(setting: Setting, tell: Tell) -> list[Row]:
+    from . import engine
+
+    lengths = (320,) if setting.quick else engine.LENGTHS
+    return engine.measure(setting.repeats, tell, lengths)
+
+
 PARTS: dict[str, Callable[[Setting, Tell], list[Row]]] = {
     "tree8k": partial(_tree, 8192, 1000),
     "tree32k": partial(_tree, 32_768, 200),
     "tree131k": partial(_tree, 131_072, 50),
     "residents": _residents,
     "memory": _memory,
+    "engine": _engine,
 }
 """By name: ``measure(setting, tell) -> rows``."""
 
-CORE = tuple(PARTS)
+CORE = ("tree8k", "tree32k", "tree131k")
 """Those that measure the cache, and neither models nor servers."""

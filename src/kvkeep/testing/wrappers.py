@@ -18,11 +18,7 @@ class WrapperStore:
 
     def __init__(self, inner: Store) -> None:
         self.inner = inner
-
-    @property
-    def faults(self) -> Counter[str]:
-        """The wrapped store's."""
-        return self.inner.faults
+        self.faults = inner.faults
 
     def probe(self, keys: Sequence[Key]) -> list[bool]:
         """See :class:`~kvkeep.stores.base.Store`."""
@@ -50,7 +46,8 @@ class WrapperStore:
 
 
 class ThrottledStore(WrapperStore):
-    """A store behind a thin pipe: its bytes pass at ``bytes_per_second``, which may be changed."""
+    """A store behind a thin pipe: its bytes pass at ``bytes_per_second``, which may be changed at
+    any time, also for those that are passing."""
 
     def __init__(self, inner: Store, bytes_per_second: float) -> None:
         super().__init__(inner)
@@ -67,7 +64,12 @@ class ThrottledStore(WrapperStore):
         return super().write(keys, records)
 
     def _pass(self, bodies: Sequence[memoryview]) -> None:
-        time.sleep(sum(len(body) for body in bodies) / self.bytes_per_second)
+        left = float(sum(len(body) for body in bodies))
+        while left > 0:
+            rate = self.bytes_per_second
+            seconds = min(0.01, left / rate)
+            time.sleep(seconds)
+            left -= rate * seconds
 
 
 @dataclass(frozen=True, slots=True)
