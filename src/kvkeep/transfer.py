@@ -18,12 +18,13 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .media.memory import Copy
+from .media.base import Copy, Media
 from .schema import Closed, Ids, Key, Schema, Slots
 from .speed import Speed
 from .stores.base import Store
@@ -42,14 +43,6 @@ _LANE_OF = {TOUCH: WRITE}
 _CALL_RECORDS = 256  # records in one call of a store, ...
 _CALL_SECONDS = 0.1  # ... which should read no longer, ...
 _CALL_BYTES = 1 << 20  # ... nor more while nobody knows how long that takes
-
-
-class Media(Protocol):
-    """What the lanes need of :class:`~kvkeep.media.memory.Memory`."""
-
-    def save(self, copies: Sequence[Copy]) -> None: ...
-    def load(self, copies: Sequence[Copy]) -> None: ...
-    def bodies(self, group: int, slots: Slots) -> list[memoryview]: ...
 
 
 @dataclass(slots=True)
@@ -311,18 +304,22 @@ class Transfers:
             if ticket.kind == TOUCH:
                 self._call(TOUCH, _keys(ticket), _TOUCH)
             else:
-                bodies = self._bodies(ticket, lambda move: move.source)
-                self._land(ticket, self._call(WRITE, _keys(ticket), _WRITE, bodies))
+                bodies = [self._media.bodies(m.group, m.source) for m in ticket.moves]
+                flags = self._call(WRITE, _keys(ticket), _WRITE, list(chain(*bodies)))
+                self._land(ticket, flags)
 
     def _read(self, batch: list[Ticket]) -> None:
         for ticket in batch:
-            self._land(ticket, self._fetch(ticket))
+            bodies = [self._media.bodies(move.group, move.target) for move in ticket.moves]
+            flags = self._fetch(ticket, list(chain(*bodies)))
+            for move, read in zip(ticket.moves, bodies, strict=True):
+                self._media.keep(move.group, move.target, read)
+            self._land(ticket, flags)
 
-    def _fetch(self, ticket: Ticket) -> NDArray[np.bool_]:
+    def _fetch(self, ticket: Ticket, bodies: list[memoryview]) -> NDArray[np.bool_]:
         """Read in calls that are short, so that how fast it goes is known early, and page by page
         with all its groups, so that what has come is of use wherever it ends."""
         keys, speed = _keys(ticket), self.speeds[READ]
-        bodies = self._bodies(ticket, lambda move: move.target)
         counts = [len(move.pages) for move in ticket.moves]
         sizes = np.repeat([self.schema.groups[m.group].record_bytes for m in ticket.moves], counts)
         order = np.argsort(np.concatenate([np.arange(n) for n in counts]), kind="stable")
@@ -339,9 +336,6 @@ class Transfers:
             speed.observe(int(sizes[part] @ flags[part]), time.monotonic() - began)
             ticket.left -= size
         return flags
-
-    def _bodies(self, ticket: Ticket, slots: Callable[[Move], Slots]) -> list[memoryview]:
-        return [b for move in ticket.moves for b in self._media.bodies(move.group, slots(move))]
 
     def _call(
         self,

@@ -112,6 +112,8 @@ class Numbers:
     def bodies(self, group: int, slots) -> list[Cell]:
         return [Cell(self.tiers[1][group], slot) for slot in slots.tolist()]
 
+    def keep(self, group: int, slots, bodies) -> None: ...
+
     def _copy(self, copies, source, target) -> None:
         for g, froms, tos in copies:
             target[g][tos] = JUNK if self.failing else source[g][froms]

@@ -87,6 +87,8 @@ class TruthMedia:
     def bodies(self, group: int, slots) -> list[Cell]:
         return [Cell(self.tiers[1][group], int(slot)) for slot in slots]
 
+    def keep(self, group: int, slots, bodies) -> None: ...
+
     def _copy(self, copies, source, target) -> None:
         for group, froms, tos in copies:
             for a, b in zip(froms, tos, strict=True):

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..cache import Cache
-from ..media.memory import Copy
+from ..media.base import Copy
 from ..policy import Policy
 from ..schema import Component, Group, Identity, Key, Schema
 from ..transfer import Ticket, Work
@@ -67,6 +67,8 @@ class NoBytes:
     def load(self, copies: Sequence[Copy]) -> None: ...
     def bodies(self, group: int, slots: Ids) -> list[memoryview]:
         return [memoryview(b"")] * len(slots)
+
+    def keep(self, group: int, slots: Ids, bodies: Sequence[memoryview]) -> None: ...
 
 
 class AtOnce:
