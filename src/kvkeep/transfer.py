@@ -24,7 +24,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from .media.base import Copy, Media
+from .media.arrival import Arrival
+from .media.base import NOW, Copy, Mark, Media
 from .schema import Closed, Ids, Key, Schema, Slots
 from .speed import Speed
 from .stores.base import Store
@@ -68,6 +69,8 @@ class Ticket:
     submitted: float = 0.0  # monotonic seconds
     left: int = 0  # bytes still to move; the lane's
     abandoned: bool = False  # nobody waits for it: a read ends with the call under way
+    after: Mark = NOW  # what the device had been told by then
+    arrival: Arrival = field(default_factory=Arrival)  # of a load
 
     def touches(self, pages: Ids) -> bool:
         """Whether it moves any of these pages."""
@@ -217,6 +220,7 @@ class Transfers:
         ticket.submitted = time.monotonic()
         groups = self.schema.groups
         ticket.left = sum(len(m.pages) * groups[m.group].record_bytes for m in ticket.moves)
+        ticket.after = self._media.mark()
         self.pending.append(ticket)
         kind = ticket.kind
         if kind not in (SAVE, LOAD) and not self.storage:
@@ -285,15 +289,21 @@ class Transfers:
         return run
 
     def _save(self, batch: list[Ticket]) -> None:
-        self._media.save(_copies(batch))
+        self._media.save(_copies(batch), [ticket.after for ticket in batch])
         self._all_landed(batch)
 
     def _load(self, batch: list[Ticket]) -> None:
+        def reached(layer: int, mark: Mark) -> None:
+            for ticket in batch:
+                ticket.arrival.reach(layer, mark)
+
         size, began = sum(ticket.left for ticket in batch), time.monotonic()
         with self.speeds[LOAD].under_way(size):
-            self._media.load(_copies(batch))
+            self._media.load(_copies(batch), [ticket.after for ticket in batch], reached)
         self.speeds[LOAD].observe(size, time.monotonic() - began)
         self._all_landed(batch)
+        for ticket in batch:
+            ticket.arrival.land()
 
     def _all_landed(self, batch: list[Ticket]) -> None:
         for ticket in batch:
@@ -421,6 +431,7 @@ def _copies(batch: list[Ticket]) -> list[Copy]:
 
 def _failed(ticket: Ticket) -> Ticket:
     """Mark everything that has not landed as lost."""
+    ticket.arrival.fail()
     for move in ticket.moves:
         if len(move.landed) != len(move.pages):
             move.landed = np.zeros(len(move.pages), dtype=bool)

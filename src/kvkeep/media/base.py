@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, Protocol
 
 from ..schema import Slots
@@ -29,17 +29,40 @@ class Mark(Protocol):
         """What the calling thread tells the device from now on is done after it."""
 
 
+class _Now:
+    def wait(self) -> None: ...
+
+
+NOW: Mark = _Now()
+"""The mark of a device that does at once what it is told."""
+
+Reached = Callable[[int, Mark], None]
+
+
 class Media(Protocol):
     """Device and host bytes, such as :class:`~kvkeep.media.memory.Memory`.
 
     Calls block. Two lanes may call at once, since they never share a target slot.
     """
 
-    def save(self, copies: Sequence[Copy]) -> None:
-        """Device to host."""
+    def mark(self) -> Mark:
+        """All that the calling thread has told the device to do until now."""
 
-    def load(self, copies: Sequence[Copy]) -> None:
-        """Host to device."""
+    def save(self, copies: Sequence[Copy], after: Iterable[Mark] = ()) -> None:
+        """Device to host, when the device has come to the marks ``after``."""
+
+    def load(
+        self,
+        copies: Sequence[Copy],
+        after: Iterable[Mark] = (),
+        reached: Reached = lambda layer, mark: None,
+    ) -> None:
+        """Host to device, when the device has come to the marks ``after``.
+
+        Layer by layer of the groups that every hit needs, in order of number, then all others.
+        ``reached`` is told of each of those layers: what layers up to it need is there after the
+        mark.
+        """
 
     def bodies(self, group: int, slots: Slots) -> list[memoryview]:
         """Record bodies of host slots, to be read or written."""

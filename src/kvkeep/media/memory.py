@@ -7,14 +7,14 @@ what attention wants. How host arenas are laid out, and what moves the bytes, ar
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from ..schema import ConfigError, Schema, Slots
-from .base import BACKENDS, LAYOUTS, Copy
+from .base import BACKENDS, LAYOUTS, Copy, Mark, Reached
 from .device import open_device
 from .direct import Direct
 from .pieces import Piece, Step, by_component, steps
@@ -60,11 +60,12 @@ class Memory:
         _check(layout, backend)
         self.schema = schema
         self._layout = layout
-        place = open_device(device)
+        self._device = open_device(device)
+        self._saving, self._loading = self._device.stream(), self._device.stream()
         self.pools: dict[str, dict[str, list[Tensor]]] = {}
         """Group name -> component name -> one tensor ``[slots, *shape]`` per layer."""
         self.arenas = [
-            place.host_zeros((slots, group.record_bytes))
+            self._device.host_zeros((slots, group.record_bytes))
             for group, slots in zip(schema.groups, host_slots, strict=True)
         ]
         """One ``[slots, record_bytes]`` uint8 tensor per group; its rows are records if the layout
@@ -75,20 +76,33 @@ class Memory:
             views = by_component(group, self.arenas[g], layout)
             for c, arena in zip(group.components, views, strict=True):
                 shape = (len(c.layers), slots, c.layer_bytes)
-                pool = place.zeros(shape)
+                pool = self._device.zeros(shape)
                 layers = pool.view(TORCH_DTYPES[c.dtype]).view(*shape[:2], *c.shape).unbind()
                 self.pools[group.name][c.name] = list(layers)
                 pieces.append(Piece(g, c.layers, pool, arena))
         self._backend = _backend(backend, pieces, steps(schema, pieces))
 
-    def save(self, copies: Sequence[Copy]) -> None:
-        """Device to host."""
-        self._backend.save(copies)
+    def mark(self) -> Mark:
+        """All that the calling thread has told the device to do until now."""
+        return self._device.mark()
 
-    def load(self, copies: Sequence[Copy]) -> None:
-        """Host to device."""
-        for _ in self._backend.load(copies):
-            pass
+    def save(self, copies: Sequence[Copy], after: Iterable[Mark] = ()) -> None:
+        """Device to host, when the device has come to the marks ``after``."""
+        with self._saving.after(after):
+            self._backend.save(copies)
+
+    def load(
+        self,
+        copies: Sequence[Copy],
+        after: Iterable[Mark] = (),
+        reached: Reached = lambda layer, mark: None,
+    ) -> None:
+        """Host to device, when the device has come to the marks ``after``, in the order of
+        :func:`~kvkeep.media.pieces.steps`; ``reached`` is told of each layer."""
+        with self._loading.after(after):
+            for layer in self._backend.load(copies):
+                if layer is not None:
+                    reached(layer, self._device.mark())
 
     def bodies(self, group: int, slots: Slots) -> list[memoryview]:
         """Record bodies of host slots, writable: the arena itself, or if it is ``layer_first``

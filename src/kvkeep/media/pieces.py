@@ -33,7 +33,7 @@ class Piece(NamedTuple):
 class Step(NamedTuple):
     """What a load moves at once."""
 
-    layer: int | None  # with this step, all is there that layers up to this one need; None: all
+    layer: int | None  # with this step, all is there that layers up to this one need; None: rest
     pieces: list[Piece]
 
 
