@@ -77,7 +77,8 @@ class TestServe:
             --speculative-num-steps 7 --speculative-num-draft-tokens 8 --speculative-eagle-topk 1
             --log-level info --missing-policy lenient
             --mem-fraction-static 0.5 --eviction-policy lfu --write-through-threshold 3
-            --prefetch-min-tokens 100 --recompute-policy never"""
+            --prefetch-min-tokens 100 --recompute-policy never
+            --hicache-mem-layout page_first_direct --io-backend kernel"""
         result = CliRunner().invoke(cli.app, flags.split())
         assert result.exit_code == 0, result.output
         config = EngineConfig(
@@ -87,6 +88,7 @@ class TestServe:
             max_running=3, missing="lenient", mem_fraction=0.5, num_steps=7, num_draft_tokens=8,
             write_policy="write_back", prefetch_policy="timeout", eviction="lfu",
             write_hits=3, prefetch_min_tokens=100, recompute="never",
+            memory_layout="page_first_direct", io_backend="kernel",
         )  # fmt: skip
         assert served == [(config, "::1", 0, "info")]
 
@@ -113,6 +115,8 @@ class TestServe:
             ("--speculative-algorithm EAGLE3", "needs --draft"),
             ("--speculative-num-draft-tokens 3", "num_draft_tokens must be"),
             ("--dtype int4", "dtype must be one of"),
+            ("--memory-layout page_last", "memory_layout must be one of page_first"),
+            ("--hicache-io-backend magic", "io_backend must be one of direct"),
         ],
     )
     def test_contradictions_are_refused(

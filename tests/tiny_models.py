@@ -15,6 +15,7 @@ from torch import Tensor
 
 from kvkeep.engine.messages import Generate, Sampling
 from kvkeep.engine.request import Sequence
+from kvkeep.media.arrival import Arrival
 from kvkeep.media.memory import TORCH_DTYPES
 from kvkeep.schema import Group
 
@@ -153,6 +154,7 @@ class FakeLease:
     tables: dict[str, NDArray[np.int32]]
     workers: dict[str, NDArray[np.int32]] = field(default_factory=dict)
     cuts: list[int] = field(default_factory=list)
+    arriving: list[Arrival] = field(default_factory=list)
 
     def slots(self, group: str) -> NDArray[np.int32]:
         return self.tables[group]

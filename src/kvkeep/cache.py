@@ -18,6 +18,7 @@ from .audit import Owned, check_owned, count_owned
 from .backup import Backup
 from .lease import Explanation, Lease, Prefetch, Share
 from .loading import Loader
+from .media.base import Media
 from .media.memory import Memory
 from .pages import DEVICE, MANY, TIERS
 from .policy import Policy
@@ -44,7 +45,6 @@ from .transfer import (
     TOUCH,
     WRITE,
     MakeLane,
-    Media,
     Move,
     ThreadLane,
     Ticket,

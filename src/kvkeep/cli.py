@@ -110,6 +110,24 @@ def serve(
     hicache_ratio: Annotated[
         float, option(MEMORY, "Host memory for cached pages, as a multiple of the device's pool.")
     ] = 2.0,
+    hicache_mem_layout: Annotated[
+        str,
+        option(
+            MEMORY,
+            "Of host memory: page_first, layer_first, page_first_direct.",
+            "--hicache-mem-layout",
+            "--memory-layout",
+        ),
+    ] = "page_first",
+    hicache_io_backend: Annotated[
+        str,
+        option(
+            MEMORY,
+            "What copies between device and host: direct, or on CUDA one kernel.",
+            "--hicache-io-backend",
+            "--io-backend",
+        ),
+    ] = "direct",
     missing_policy: Annotated[
         str,
         option(
@@ -202,6 +220,8 @@ def serve(
         snapshot_pages=snapshot_pages,
         host_bytes=None if hicache_size is None else round(hicache_size * GIB),
         host_ratio=hicache_ratio,
+        memory_layout=hicache_mem_layout,
+        io_backend=hicache_io_backend,
         storage_dir=hicache_storage_dir,
         storage_bytes=round(hicache_storage_size * GIB),
         prefetch_policy=hicache_storage_prefetch_policy,

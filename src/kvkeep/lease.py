@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from .media.arrival import Arrival
 from .schema import NO_IDS, NO_SLOTS, Ids, RequestError, Slots
 
 _serial = itertools.count()
@@ -55,7 +56,10 @@ class Lease:
     origin: NDArray[np.intp] = field(default_factory=lambda: NO_IDS)
     cuts: list[int] = field(default_factory=list)  # token positions, sorted: see next_cut
     lasting: frozenset[int] = frozenset()  # those of them that hits are expected to end at
-    waiting: int = 0  # transfers this lease still waits for
+    waiting: int = 0  # loads that have not come back
+    arriving: list[Arrival] = field(default_factory=list)  # those, and whether they are lost
+    # by group: pages of the hit that are being loaded, and into which slots
+    coming: dict[str, tuple[NDArray[np.intp], Slots]] = field(default_factory=dict)
     explanation: Explanation = field(default_factory=Explanation)
     priority: int = 0  # of its pages, where eviction is by priority
     detached: bool = False  # its path left the tree: what it computes stays private
@@ -77,8 +81,15 @@ class Lease:
         return len(self.path)
 
     def slots(self, group: str) -> Slots:
-        """Block table: ``[capacity in pages]`` int32 device slots of ``group``; -1: none."""
-        return self.shares[group].slots
+        """Block table: ``[capacity in pages]`` int32 device slots of ``group``; -1: none.
+
+        Until the lease is ``ready``, wait for those in ``arriving`` before anything is read."""
+        slots = self.shares[group].slots
+        if group in self.coming:
+            pages, targets = self.coming[group]
+            slots = slots.copy()
+            slots[pages] = targets
+        return slots
 
     def working(self, group: str) -> Slots:
         """``[Group.working]`` int32 device slots of ``group`` for the request's running state."""

@@ -66,6 +66,7 @@ class Loader:
             fetched: pages that were read from storage for this lease.
         """
         self._trace(lease, fetched)
+        self._explain(lease)
         self._join(lease)
         moves = [move for move in moves if len(move.pages)]
         for move in moves:
@@ -74,17 +75,31 @@ class Loader:
             size = self._schema.groups[move.group].page_bytes
             lease.explanation.loaded_bytes += len(move.pages) * size
         if moves:
-            lease.waiting += 1
-            self._transfers.submit(Ticket(LOAD, moves, [lease]))
+            self._wait(lease, self._transfers.submit(Ticket(LOAD, moves)))
         if lease.ready:
-            self._explain(lease)
+            self._count(lease)
+        else:
+            self._foretell(lease)
 
     def _join(self, lease: Lease) -> None:
         """Wait for what others are loading already."""
         for ticket in self._transfers.pending:
             if ticket.kind == LOAD and ticket.touches(lease.path):
-                ticket.waiters.append(lease)
-                lease.waiting += 1
+                self._wait(lease, ticket)
+
+    def _wait(self, lease: Lease, ticket: Ticket) -> None:
+        ticket.waiters.append(lease)
+        lease.waiting += 1
+        lease.arriving.append(ticket.arrival)
+
+    def _foretell(self, lease: Lease) -> None:
+        """Note where what is being loaded will be: who waits for each layer may begin."""
+        for g, group in enumerate(self._schema.groups):
+            first = max(group.needed(lease.pages).start, lease.shares[group.name].valid_from)
+            writing = self._table.where(DEVICE, g, lease.path[first:], Residence.WRITING)
+            at = first + np.flatnonzero(writing)
+            if len(at):
+                lease.coming[group.name] = at, self._table.slot[DEVICE, g][lease.path[at]]
 
     def loaded(self, ticket: Ticket) -> None:
         """A host-to-device ticket came back. Landing stamps nothing."""
@@ -98,32 +113,45 @@ class Loader:
             lease.waiting -= 1
             if not lease.released:
                 self._take_landed(lease, ticket)
-                if lease.ready:
-                    self.settle(lease, ticket)
+            if lease.ready:
+                self.settle(lease, ticket)
         for move in ticket.moves:
             self._residency.unhold(move.pages)
 
     def _take_landed(self, lease: Lease, ticket: Ticket) -> None:
-        """Pin what this lease waited for, before anything else may evict it."""
+        """Pin what this lease waited for, before anything else may evict it. It may have gone on
+        since, and need no more of a window."""
+        hit = min(lease.pages, len(lease.origin))
         for move in ticket.moves:
             group = self._schema.groups[move.group]
             share = lease.shares[group.name]
             ids = move.pages[move.landed]
             at = self._table.depth[ids]
             ids, at = ids[at < lease.pages], at[at < lease.pages]
-            first = max(group.needed(lease.pages).start, share.valid_from)
+            first = max(group.needed(hit).start, share.valid_from)
             mine = (lease.path[at] == ids) & (share.slots[at] == NO_SLOT) & (at >= first)
             self._slots.pin(move.group, share, ids[mine])
+            if group.tail is not None:
+                self._slots.slide(move.group, lease, group.needed(lease.pages).start)
 
     def settle(self, lease: Lease, ticket: Ticket) -> None:
         """Everything landed or failed: apply the hit rule again, to what is on the device."""
+        lease.explanation.load_ms = 1e3 * (time.monotonic() - ticket.submitted)
+        lease.arriving.clear()
+        lease.coming.clear()
+        if not lease.released and lease.pages <= len(lease.origin):  # else it went on, on all of it
+            self._apply(lease)
+            self._explain(lease)
+        self._count(lease)
+
+    def _apply(self, lease: Lease) -> None:
+        """The hit rule."""
         has = [
             (lease.shares[group.name].slots[: lease.pages] != NO_SLOT)
             | self._table.where(DEVICE, g, lease.path, Residence.LIVE)
             for g, group in enumerate(self._schema.groups)
         ]
         pages = self._schema.usable(has, self._policy.strict)
-        lease.explanation.load_ms = 1e3 * (time.monotonic() - ticket.submitted)
         if pages < lease.pages:
             lease.explanation.limited_by = self._schema.limit(has, pages, self._policy.strict)
             for g, group in enumerate(self._schema.groups):
@@ -138,7 +166,6 @@ class Loader:
                 share.valid_from = int(gaps[-1]) + 1 if len(gaps) else 0
             at = np.arange(max(needed.start, share.valid_from), pages)
             self._slots.pin(g, share, lease.path[at[share.slots[at] == NO_SLOT]])
-        self._explain(lease)
 
     def _trace(self, lease: Lease, fetched: Ids) -> None:
         """Note for each page of a hit the lowest tier that any group of it comes from; for one
@@ -153,10 +180,13 @@ class Loader:
         lease.origin[~needed] = lease.origin.max(initial=0)
 
     def _explain(self, lease: Lease) -> None:
-        """The hit is final: say, and count, where its tokens came from."""
-        self._counts["skipped_tokens_total{why=slow_load}"] += lease.explanation.skipped
+        """Say where the hit's tokens come from."""
         pages = np.bincount(lease.origin[: lease.pages], minlength=3)
         for tier, count in zip(("device", "host", "storage"), pages.tolist(), strict=True):
-            tokens = count * self._schema.page_tokens
-            lease.explanation.tokens[tier] = tokens
+            lease.explanation.tokens[tier] = count * self._schema.page_tokens
+
+    def _count(self, lease: Lease) -> None:
+        """The hit is final."""
+        self._counts["skipped_tokens_total{why=slow_load}"] += lease.explanation.skipped
+        for tier, tokens in lease.explanation.tokens.items():
             self._counts[f"hit_tokens_total{{tier={tier}}}"] += tokens

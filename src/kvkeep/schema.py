@@ -52,6 +52,7 @@ class KvkeepError(Exception):
         |   +-- PromptTooLong      more tokens than the context or the device pool can hold
         |   +-- ModelNotFound      a request names a model that is not served
         +-- StoreError         a storage backend failed; contained by the transfer lanes
+        +-- LoadFailed         state on its way to the device was lost; the step is taken again
         +-- InvariantError     kvkeep's own bookkeeping is wrong; the affected pages are dropped
         +-- Closed             the cache, store or engine was closed
     """
@@ -83,6 +84,10 @@ class ModelNotFound(RequestError):
 
 class StoreError(KvkeepError):
     """A storage backend failed. Lanes contain and count it."""
+
+
+class LoadFailed(KvkeepError):
+    """State on its way to the device was lost. What waited for it takes its step again."""
 
 
 class InvariantError(KvkeepError):

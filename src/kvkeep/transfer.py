@@ -18,12 +18,14 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .media.memory import Copy
+from .media.arrival import Arrival
+from .media.base import NOW, Copy, Mark, Media
 from .schema import Closed, Ids, Key, Schema, Slots
 from .speed import Speed
 from .stores.base import Store
@@ -43,14 +45,6 @@ _CALL_RECORDS = 256  # records in one call of a store, ...
 _CALL_SECONDS = 0.1  # ... which should read no longer, ...
 _CALL_SHARE = 1 / 8  # ... nor more of a ticket, to see early when a store turns slow, ...
 _CALL_BYTES = 1 << 20  # ... nor more while nobody knows how long that takes
-
-
-class Media(Protocol):
-    """What the lanes need of :class:`~kvkeep.media.memory.Memory`."""
-
-    def save(self, copies: Sequence[Copy]) -> None: ...
-    def load(self, copies: Sequence[Copy]) -> None: ...
-    def bodies(self, group: int, slots: Slots) -> list[memoryview]: ...
 
 
 @dataclass(slots=True)
@@ -76,6 +70,8 @@ class Ticket:
     submitted: float = 0.0  # monotonic seconds
     left: int = 0  # bytes still to move; the lane's
     abandoned: bool = False  # nobody waits for it: a read ends with the call under way
+    after: Mark = NOW  # what the device had been told by then
+    arrival: Arrival = field(default_factory=Arrival)  # of a load
 
     def touches(self, pages: Ids) -> bool:
         """Whether it moves any of these pages."""
@@ -225,6 +221,7 @@ class Transfers:
         ticket.submitted = time.monotonic()
         groups = self.schema.groups
         ticket.left = sum(len(m.pages) * groups[m.group].record_bytes for m in ticket.moves)
+        ticket.after = self._media.mark()
         self.pending.append(ticket)
         kind = ticket.kind
         if kind not in (SAVE, LOAD) and not self.storage:
@@ -293,15 +290,21 @@ class Transfers:
         return run
 
     def _save(self, batch: list[Ticket]) -> None:
-        self._media.save(_copies(batch))
+        self._media.save(_copies(batch), [ticket.after for ticket in batch])
         self._all_landed(batch)
 
     def _load(self, batch: list[Ticket]) -> None:
+        def reached(layer: int, mark: Mark) -> None:
+            for ticket in batch:
+                ticket.arrival.reach(layer, mark)
+
         size, began = sum(ticket.left for ticket in batch), time.monotonic()
         with self.speeds[LOAD].under_way(size):
-            self._media.load(_copies(batch))
+            self._media.load(_copies(batch), [ticket.after for ticket in batch], reached)
         self.speeds[LOAD].observe(size, time.monotonic() - began)
         self._all_landed(batch)
+        for ticket in batch:
+            ticket.arrival.land()
 
     def _all_landed(self, batch: list[Ticket]) -> None:
         for ticket in batch:
@@ -312,18 +315,22 @@ class Transfers:
             if ticket.kind == TOUCH:
                 self._call(TOUCH, _keys(ticket), _TOUCH)
             else:
-                bodies = self._bodies(ticket, lambda move: move.source)
-                self._land(ticket, self._call(WRITE, _keys(ticket), _WRITE, bodies))
+                bodies = [self._media.bodies(m.group, m.source) for m in ticket.moves]
+                flags = self._call(WRITE, _keys(ticket), _WRITE, list(chain(*bodies)))
+                self._land(ticket, flags)
 
     def _read(self, batch: list[Ticket]) -> None:
         for ticket in batch:
-            self._land(ticket, self._fetch(ticket))
+            bodies = [self._media.bodies(move.group, move.target) for move in ticket.moves]
+            flags = self._fetch(ticket, list(chain(*bodies)))
+            for move, read in zip(ticket.moves, bodies, strict=True):
+                self._media.keep(move.group, move.target, read)
+            self._land(ticket, flags)
 
-    def _fetch(self, ticket: Ticket) -> NDArray[np.bool_]:
+    def _fetch(self, ticket: Ticket, bodies: list[memoryview]) -> NDArray[np.bool_]:
         """Read in calls that are short, so that how fast it goes is known early, and page by page
         with all its groups, so that what has come is of use wherever it ends."""
         keys, speed = _keys(ticket), self.speeds[READ]
-        bodies = self._bodies(ticket, lambda move: move.target)
         counts = [len(move.pages) for move in ticket.moves]
         sizes = np.repeat([self.schema.groups[m.group].record_bytes for m in ticket.moves], counts)
         order = np.argsort(np.concatenate([np.arange(n) for n in counts]), kind="stable")
@@ -340,9 +347,6 @@ class Transfers:
             speed.observe(int(sizes[part] @ flags[part]), time.monotonic() - began)
             ticket.left -= size
         return flags
-
-    def _bodies(self, ticket: Ticket, slots: Callable[[Move], Slots]) -> list[memoryview]:
-        return [b for move in ticket.moves for b in self._media.bodies(move.group, slots(move))]
 
     def _call(
         self,
@@ -428,6 +432,7 @@ def _copies(batch: list[Ticket]) -> list[Copy]:
 
 def _failed(ticket: Ticket) -> Ticket:
     """Mark everything that has not landed as lost."""
+    ticket.arrival.fail()
     for move in ticket.moves:
         if len(move.landed) != len(move.pages):
             move.landed = np.zeros(len(move.pages), dtype=bool)

@@ -29,6 +29,7 @@ from worlds import ManualLane, Switch, group
 
 from kvkeep.cache import Cache
 from kvkeep.lease import Lease, Prefetch
+from kvkeep.media.base import NOW, Mark
 from kvkeep.pages import NO_SLOT
 from kvkeep.policy import Policy
 from kvkeep.schema import Identity, Key, Residence, Schema, StoreError, root_key
@@ -103,14 +104,19 @@ class Numbers:
         self.tiers = np.full((2, len(device), most), JUNK, np.int64)  # [tiers, groups, slots]
         self.failing = False
 
-    def save(self, copies) -> None:
+    def mark(self) -> Mark:
+        return NOW
+
+    def save(self, copies, after=()) -> None:
         self._copy(copies, *self.tiers)
 
-    def load(self, copies) -> None:
+    def load(self, copies, after=(), reached=None) -> None:
         self._copy(copies, *reversed(self.tiers))
 
     def bodies(self, group: int, slots) -> list[Cell]:
         return [Cell(self.tiers[1][group], slot) for slot in slots.tolist()]
+
+    def keep(self, group: int, slots, bodies) -> None: ...
 
     def _copy(self, copies, source, target) -> None:
         for g, froms, tos in copies:

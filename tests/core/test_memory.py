@@ -1,11 +1,24 @@
 """Bytes on the device and on the host, and the copies between them."""
 
+import os
+
 import numpy as np
 import pytest
 import torch
 
-from kvkeep.media.memory import TORCH_DTYPES, Copy, Memory
-from kvkeep.schema import DTYPE_BYTES, Component, Group, Identity, Schema
+from kvkeep.media.base import Copy
+from kvkeep.media.memory import TORCH_DTYPES, Memory
+from kvkeep.schema import DTYPE_BYTES, Component, ConfigError, Group, Identity, Schema
+
+# Where there is no CUDA device, the kernel runs in Triton's interpreter.
+os.environ.setdefault("TRITON_INTERPRET", str(int(not torch.cuda.is_available())))
+
+WAYS = [("page_first", "direct"), ("layer_first", "direct"), ("page_first_direct", "direct")]
+WAYS += [("page_first", "kernel"), ("layer_first", "kernel")]
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+
+FULL = Group("full", (Component("k", (0, 1), (2, 3), "BF16"), Component("v", (1,), (5,), "I8")))
+STATE = Group("state", (Component("conv", (0,), (700, 2), "F32"),))
 
 
 def ids(*slots: int) -> np.ndarray:
@@ -31,10 +44,18 @@ def page(memory: Memory, name: str, slot: int) -> bytes:
     """A page's bytes as a record has them: components in order, layers within."""
     group = next(g for g in memory.schema.groups if g.name == name)
     return b"".join(
-        memory.pools[name][c.name][layer][slot].reshape(-1).view(torch.uint8).numpy().tobytes()
+        memory.pools[name][c.name][i][slot].cpu().reshape(-1).view(torch.uint8).numpy().tobytes()
         for c in group.components
-        for layer in range(len(c.layers))
+        for i in range(len(c.layers))
     )
+
+
+def record(memory: Memory, group: int, slot: int) -> bytes:
+    return bytes(memory.bodies(group, ids(slot))[0])
+
+
+def padded(raw: bytes) -> bytes:
+    return raw + bytes(-len(raw) % 4096)
 
 
 def test_every_dtype_is_known_by_its_size() -> None:
@@ -55,51 +76,66 @@ def test_bytes_survive_the_round_trip(dtype: str) -> None:
     assert [page(memory, "g", slot) for slot in (0, 2)] == want
 
 
-@pytest.fixture
-def memory() -> Memory:
-    """Two groups, unlike in every way."""
-    return Memory(
-        schema(
-            Group(
-                "full", (Component("k", (0, 1), (2, 3), "BF16"), Component("v", (1,), (5,), "I8"))
-            ),
-            Group("state", (Component("conv", (0,), (700, 2), "F32"),)),
-        ),
-        [4, 3],
-        [3, 5],
-    )
-
-
-def test_a_record_is_contiguous_and_padded(memory: Memory) -> None:
+def make(way: tuple[str, str], *groups: Group, slots: int = 5, device: str = "cpu") -> Memory:
+    backend = way[1]
+    if backend == "kernel":
+        pytest.importorskip("triton")
+        if device == "cpu" and torch.cuda.is_available():
+            pytest.skip("kernels are compiled here, and then reach no memory that is not pinned")
+    memory = Memory(schema(*groups), [slots] * len(groups), [slots] * len(groups), device, *way)
     fill(memory)
+    return memory
+
+
+@pytest.fixture(params=DEVICES)
+def device(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(params=WAYS, ids="-".join)
+def memory(request: pytest.FixtureRequest, device: str) -> Memory:
+    """Two groups, unlike in every way."""
+    return make(request.param, FULL, STATE, device=device)
+
+
+def test_a_record_has_components_in_order_and_is_padded(memory: Memory) -> None:
+    """Whatever the memory layout: stores are read by others."""
     memory.save([Copy(0, ids(2), ids(1)), Copy(1, ids(0), ids(4))])
-    (full,) = memory.bodies(0, ids(1))
-    (state,) = memory.bodies(1, ids(4))
-    assert (len(full), len(state)) == (4096, 8192)
-    assert bytes(full) == page(memory, "full", 2) + bytes(4096 - 29)
-    assert bytes(state) == page(memory, "state", 0) + bytes(8192 - 5600)
+    assert record(memory, 0, 1) == padded(page(memory, "full", 2))
+    assert record(memory, 1, 4) == padded(page(memory, "state", 0))
+    assert (len(record(memory, 0, 1)), len(record(memory, 1, 4))) == (4096, 8192)
 
 
 def test_many_pages_of_many_groups_at_once(memory: Memory) -> None:
     """And nothing else changes."""
-    fill(memory)
-    before = {name: [page(memory, name, s) for s in range(3)] for name in memory.pools}
+    full, state = ([page(memory, name, s) for s in range(5)] for name in memory.pools)
     memory.save([Copy(0, ids(0, 1, 2), ids(2, 0, 1)), Copy(1, ids(2, 0), ids(4, 1))])
-    assert not memory.arenas[1][[0, 2, 3]].any()
+    assert [record(memory, 0, s) for s in range(3)] == [padded(full[s]) for s in (1, 2, 0)]
+    assert [record(memory, 1, s) for s in (4, 1)] == [padded(state[s]) for s in (2, 0)]
+    assert not any(any(record(memory, g, s)) for g, s in ((0, 3), (0, 4), (1, 0), (1, 2), (1, 3)))
     memory.load([Copy(0, ids(2), ids(1)), Copy(1, ids(1, 4), ids(1, 0))])
-    full, state = before["full"], before["state"]
-    assert [page(memory, "full", s) for s in range(3)] == [full[0], full[0], full[2]]
-    assert [page(memory, "state", s) for s in range(3)] == [state[2], state[0], state[2]]
+    assert [page(memory, "full", s) for s in range(5)] == [full[0], full[0], *full[2:]]
+    assert [page(memory, "state", s) for s in range(5)] == [state[2], state[0], *state[2:]]
 
 
-def test_bodies_are_the_arena_itself(memory: Memory) -> None:
-    """What a store reads into a body is what the device gets."""
-    for body in memory.bodies(0, ids(2, 0)):
+def test_slots_that_follow_each_other(memory: Memory) -> None:
+    """Runs begin and end where either side jumps."""
+    want = [page(memory, "full", s) for s in (1, 2, 3, 0, 4)]
+    memory.save([Copy(0, ids(1, 2, 3, 0, 4), ids(0, 1, 2, 3, 4))])
+    assert [record(memory, 0, s) for s in range(5)] == [padded(raw) for raw in want]
+    memory.load([Copy(0, ids(0, 1, 2, 3), ids(4, 3, 0, 1))])
+    assert [page(memory, "full", s) for s in (4, 3, 0, 1)] == want[:4]
+
+
+def test_what_a_store_reads_into_a_body_is_what_the_device_gets(memory: Memory) -> None:
+    slots, raw = ids(2, 0), [bytes([i]) * 4096 for i in (7, 8)]
+    bodies = memory.bodies(0, slots)
+    for body, value in zip(bodies, raw, strict=True):
         assert not body.readonly
-        body[:] = bytes([7]) * 4096
-    memory.load([Copy(0, ids(2), ids(3))])
-    assert page(memory, "full", 3) == bytes([7]) * 29
-    assert page(memory, "full", 2) == bytes(29)
+        body[:] = value
+    memory.keep(0, slots, bodies)
+    memory.load([Copy(0, slots, ids(3, 1))])
+    assert [page(memory, "full", s) for s in (3, 1)] == [value[:29] for value in raw]
 
 
 def test_nothing_to_copy_is_no_error(memory: Memory) -> None:
@@ -108,6 +144,47 @@ def test_nothing_to_copy_is_no_error(memory: Memory) -> None:
     assert memory.bodies(0, ids()) == []
 
 
-def test_a_tier_may_be_empty() -> None:
-    memory = Memory(schema(Group("g", (Component("k", (0,), (1,), "F32"),))), [2], [0])
+@pytest.mark.parametrize("layout", ["page_first", "page_first_direct"])
+def test_a_page_first_body_is_the_arena_itself(layout: str) -> None:
+    memory = make((layout, "direct"), FULL)
+    memory.bodies(0, ids(2))[0][:3] = b"abc"
+    assert memory.arenas[0][2, :3].tolist() == [*b"abc"]
+
+
+@pytest.mark.parametrize("way", WAYS[:2] + WAYS[3:], ids="-".join)
+def test_a_page_larger_than_a_block_of_the_kernel(way: tuple[str, str], device: str) -> None:
+    """In words of eight bytes, and where the size allows only single ones."""
+    for size in (2100, 2101):
+        big = Group("big", (Component("k", (0, 3), (size,), "F64" if size % 2 == 0 else "U8"),))
+        memory = make(way, big, slots=2, device=device)
+        want = page(memory, "big", 1)
+        memory.save([Copy(0, ids(1), ids(0))])
+        assert record(memory, 0, 0) == padded(want)
+        memory.load([Copy(0, ids(0), ids(0))])
+        assert page(memory, "big", 0) == want
+
+
+@pytest.mark.parametrize("layout", ["page_first", "layer_first"])
+def test_a_tier_may_be_empty(layout: str) -> None:
+    group = Group("g", (Component("k", (0,), (1,), "F32"),))
+    memory = Memory(schema(group), [2], [0], layout=layout)
     assert memory.arenas[0].shape == (0, 4096)
+
+
+@pytest.mark.parametrize(
+    ("layout", "backend", "what"),
+    [
+        ("page_last", "direct", "'page_last'"),
+        ("page_first", "magic", "'magic'"),
+        ("page_first_direct", "kernel", "direct"),
+    ],
+)
+def test_what_does_not_exist_is_refused(layout: str, backend: str, what: str) -> None:
+    with pytest.raises(ConfigError, match=what):
+        Memory(schema(FULL), [1], [1], "cpu", layout, backend)
+
+
+def test_a_kernel_needs_something_to_run_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET")
+    with pytest.raises(ConfigError, match="CUDA"):
+        Memory(schema(FULL), [1], [1], backend="kernel")

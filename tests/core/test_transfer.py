@@ -135,7 +135,7 @@ def test_what_is_queued_is_moved_as_one(bench) -> None:
     b = bench()
     copies, busy, go = [], threading.Event(), threading.Event()
 
-    def save(batch) -> None:
+    def save(batch, after) -> None:
         busy.set()
         assert go.wait(10)
         copies.append([(g, a.tolist(), z.tolist()) for g, a, z in batch])

@@ -19,8 +19,9 @@ import numpy as np
 import kvkeep.tier
 from kvkeep.cache import Cache
 from kvkeep.lease import Lease, Prefetch
+from kvkeep.media.base import NOW, Mark
 from kvkeep.policy import Policy
-from kvkeep.schema import Component, Group, Identity, Key, Residence, Schema, StoreError
+from kvkeep.schema import Component, Group, Identity, Key, LoadFailed, Residence, Schema, StoreError
 from kvkeep.transfer import READ, TOUCH, Ticket
 
 P = 2
@@ -78,14 +79,19 @@ class TruthMedia:
         self.tiers = [[[JUNK] * n for n in device], [[JUNK] * n for n in host]]
         self.failing = False
 
-    def save(self, copies) -> None:
+    def mark(self) -> Mark:
+        return NOW
+
+    def save(self, copies, after=()) -> None:
         self._copy(copies, *self.tiers)
 
-    def load(self, copies) -> None:
+    def load(self, copies, after=(), reached=None) -> None:
         self._copy(copies, *reversed(self.tiers))
 
     def bodies(self, group: int, slots) -> list[Cell]:
         return [Cell(self.tiers[1][group], int(slot)) for slot in slots]
+
+    def keep(self, group: int, slots, bodies) -> None: ...
 
     def _copy(self, copies, source, target) -> None:
         for group, froms, tos in copies:
@@ -193,6 +199,7 @@ class Request:
     computed: int | None = None  # tokens; None until it began to run
     cuts: set[int] = field(default_factory=set)  # pages where a hit may be expected to end
     snapshots: list[int] = field(default_factory=list)  # pages, since the last commit
+    outrun: set[tuple[int, int]] = field(default_factory=set)  # slid past before they had landed
 
     def path(self, page: int) -> Path:
         return self.namespace, self.tokens[: (page + 1) * P]
@@ -367,7 +374,7 @@ class World:
 
         ``stop``: end where a snapshot is due, if that is before."""
         lease = request.lease
-        if not lease or not lease.ready:
+        if not lease or not self._arrived(lease):
             return False
         start = lease.pages * P if request.computed is None else request.computed
         final = min(len(request.tokens), start + count)
@@ -385,6 +392,18 @@ class World:
         request.computed = final
         if commit:
             self.commit(request)
+        return True
+
+    def _arrived(self, lease: Lease) -> bool:
+        """Whether a step would neither wait nor fail. The cache may not have heard of it yet."""
+        if any(ticket.arrival in lease.arriving for ticket in self.lanes["load"].queue):
+            return False
+        try:
+            for arrival in lease.arriving:
+                arrival.wait()
+        except LoadFailed:
+            return False
+        self.happened["ahead"] += not lease.ready
         return True
 
     def _compute(self, request: Request, final: int, ahead: int) -> None:
@@ -454,7 +473,9 @@ class World:
             for i in range(reach.start):
                 at = g, request.path(i)
                 lasts = grp.working and i + 1 in request.cuts
-                if (g, i) in pinned and oracle.hits[at] < 2 and not lasts:
+                if grp.name in lease.coming and i in lease.coming[grp.name][0]:
+                    request.outrun.add((g, i))
+                elif (g, i) in pinned and oracle.hits[at] < 2 and not lasts:
                     oracle.used[at] = 0
 
     def release(self, request: Request, again: bool = False) -> None:
@@ -464,7 +485,7 @@ class World:
                 self.cache.release(request.lease)
             if request.prefetch and not again:
                 self.cache.cancel(request.prefetch)
-        request.lease, request.snapshots = None, []
+        request.lease, request.snapshots, request.outrun = None, [], set()
         if not again:
             self.requests.remove(request)
 
@@ -480,6 +501,12 @@ class World:
 
     def tick(self) -> None:
         self.cache.tick()
+        for request in self.requests:
+            if request.lease and request.lease.ready:
+                for g, i in request.outrun:
+                    if self.oracle.hits[g, request.path(i)] < 2:
+                        self.oracle.used[g, request.path(i)] = 0
+                request.outrun = set()
         tree = self.tree()  # a page may have left and come back, with fresh clocks
         past = [self.table.used, self.table.hits]
         fresh = {path for path, page in tree.items() if not any(c[:, page].any() for c in past)}
@@ -621,7 +648,7 @@ class World:
         self._check_storage()
         self._check_tickets()
         for request in self.requests:
-            if request.lease and request.lease.ready:
+            if request.lease and (request.lease.ready or request.computed is not None):
                 self._check_lease(request)
 
     def _check_names(self, tree: dict[Path, int]) -> None:

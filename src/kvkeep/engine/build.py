@@ -64,7 +64,9 @@ def build(config: EngineConfig, store: OpenStore = open_store) -> Parts:
     device = device_slots(config, schema, target.device, lookahead)
     host = host_slots(config, schema, device)
     context = context_length(config, schema, device, target.context_length, lookahead)
-    memory = Memory(schema, device, host, str(target.device))
+    memory = Memory(
+        schema, device, host, str(target.device), config.memory_layout, config.io_backend
+    )
     policy = Policy(
         eviction=eviction_order(config.eviction),
         prefetch=config.prefetch_policy,

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 
+from ..media.base import BACKENDS, LAYOUTS
 from ..policy import EVICTION, PREFETCH, RECOMPUTE, WRITE
 from ..schema import ConfigError
 
@@ -34,6 +35,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     snapshot_pages: int | None = None  # a snapshot of recurrent state every so many pages
     host_bytes: int | None = None  # --hicache-size; None: ratio x device pool
     host_ratio: float = 2.0  # --hicache-ratio
+    memory_layout: str = "page_first"  # --hicache-mem-layout: one of media.base.LAYOUTS
+    io_backend: str = "direct"  # --hicache-io-backend: one of media.base.BACKENDS
     storage_dir: Path | None = None  # None: no storage tier
     storage_bytes: int = 16 * GIB  # one quota over everything in storage_dir
     prefetch_policy: str = "wait_complete"  # one of policy.PREFETCH
@@ -54,6 +57,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             "dtype": ("auto", "float32", "bfloat16", "float16"),
             "kv_dtype": ("auto", "float32", "bfloat16", "float16", "fp8_e4m3"),
             "device": ("auto", "cpu", "cuda"),
+            "memory_layout": LAYOUTS,
+            "io_backend": BACKENDS,
             "prefetch_policy": PREFETCH,
             "recompute": RECOMPUTE,
             "write_policy": WRITE,

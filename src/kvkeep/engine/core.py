@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from ..schema import Closed, KvkeepError, PromptTooLong, RequestError
+from ..schema import Closed, KvkeepError, LoadFailed, PromptTooLong, RequestError
 from .build import OpenStore, build, open_store
 from .config import EngineConfig
 from .messages import (
@@ -127,10 +127,14 @@ class Engine:
 
     def _step(self, work: list[Work]) -> None:
         before = [one.seq.computed for one in work]
-        prefill = not any(one.seq.decoding for one in work)
+        loading = any(one.seq.lease and one.seq.lease.arriving for one in work)
+        prefill = not loading and not any(one.seq.decoding for one in work)
         began = time.monotonic()
         try:
             advances = self._runner.step(work)
+        except LoadFailed as error:
+            log.warning("a step of %d requests is taken again: %s", len(work), error)
+            return
         except Exception as error:
             log.exception("a step of %d requests failed", len(work))
             for one in work:

@@ -90,6 +90,8 @@ class Runner:
             runs.append(Run(seq.lease, seq.computed, len(tokens[-1]), keep))
         packed = torch.from_numpy(np.concatenate(tokens)).to(self._target.device)
         logits, features = self._target.forward(packed, runs, self._pools)
+        for arrival in (arrival for run in runs for arrival in run.tables.arriving):
+            arrival.wait()  # before anything of a sequence changes: the step may have to be retaken
         drawn = iter(sample(logits, draws).tolist())
         advances, rebuilds, ran = [], [], []
         rows = 0

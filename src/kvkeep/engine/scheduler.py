@@ -61,8 +61,10 @@ class Scheduler:
         self._admit()
         work, budget = [], self._chunk
         for seq in list(self.running):
-            if seq not in self.running or not self._start(seq):  # preempted just now, or loading
+            if seq not in self.running:  # preempted just now
                 continue
+            if not seq.started:
+                self._take_over(seq)
             known = seq.length - seq.computed
             chunk = known if seq.decoding else min(known, budget, self._to_cut(seq))
             if chunk and self._grow(seq, chunk):
@@ -76,6 +78,7 @@ class Scheduler:
 
     def computed(self, seq: Sequence, before: int) -> None:
         """A step took ``seq`` from ``before`` tokens to where it is now."""
+        seq.started = True
         self.counts["computed_tokens_total"] += seq.computed - before
         self.counts["recomputed_tokens_total"] += max(0, min(seq.reached, seq.computed) - before)
         seq.reached = max(seq.reached, seq.computed)
@@ -110,21 +113,19 @@ class Scheduler:
         held = len(seq.lease.slots(self._cache.schema.groups[0].name)) if seq.lease else 0
         return max(0, seq.length + new - held * self._page)
 
-    def _start(self, seq: Sequence) -> bool:
-        """Take over the hit once it is there; False while it is being loaded."""
+    def _take_over(self, seq: Sequence) -> None:
+        """Begin after the hit. It may be on its way still, and shorter than it was at the last
+        look, where a step was to be taken again."""
         lease = seq.lease
         assert lease is not None
-        if not seq.started and lease.ready:
-            seq.started = True
-            seq.computed = lease.pages * self._page
-            seq.draft_from = 1
-            for group in self._cache.schema.groups:  # the first row after a gap has no source
-                if first := lease.valid_from(group.name):
-                    seq.draft_from = max(seq.draft_from, first * self._page + 1)
-            if seq.explanation is None:
-                seq.explanation = lease.explanation
-                seq.times.scheduled = time.monotonic()
-        return seq.started
+        seq.computed = lease.pages * self._page
+        seq.draft_from = 1
+        for group in self._cache.schema.groups:  # the first row after a gap has no source
+            if first := lease.valid_from(group.name):
+                seq.draft_from = max(seq.draft_from, first * self._page + 1)
+        if seq.explanation is None:
+            seq.explanation = lease.explanation
+            seq.times.scheduled = time.monotonic()
 
     def _to_cut(self, seq: Sequence) -> int:
         """Tokens until a snapshot of running state is due."""

@@ -46,8 +46,11 @@ class RunningStates:
         """Under a new lease: begin with the hit's snapshot, or with zeros, the state of nothing."""
         if seq.warm:
             return
-        seq.warm = True
         assert seq.lease is not None
+        if self._groups:
+            for arrival in seq.lease.arriving:
+                arrival.wait()
+        seq.warm = True
         for group in self._groups:
             working = int(seq.lease.working(group)[0])
             if seq.computed:

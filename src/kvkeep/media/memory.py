@@ -1,22 +1,26 @@
 """Where a slot's bytes live in memory, and the copies between device and host.
 
 Device pools are layer-first: one tensor per component and layer, ``[slots, *shape]``, which is
-what attention wants. The host arena of a group is page-first: a page's record body is contiguous,
-components in order, layers within, so storage reads and writes it without a copy.
+what attention wants. How host arenas are laid out, and what moves the bytes, are settings.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
+from torch import Tensor
 
-from ..schema import Group, Schema
+from ..schema import ConfigError, Schema, Slots
+from .base import BACKENDS, LAYOUTS, Copy, Mark, Reached
+from .device import open_device
+from .direct import Direct
+from .pieces import Piece, Step, by_component, steps
 
-Ids = NDArray[np.int32]
+if TYPE_CHECKING:
+    from .kernel import Kernel
 
 TORCH_DTYPES: Mapping[str, torch.dtype] = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
@@ -24,14 +28,6 @@ TORCH_DTYPES: Mapping[str, torch.dtype] = {
     "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8,
     "U8": torch.uint8, "BOOL": torch.bool,
 }  # fmt: skip
-
-
-class Copy(NamedTuple):
-    """Pages of one group to move from slots of one medium to slots of the other."""
-
-    group: int  # index in the schema
-    source: Ids
-    target: Ids
 
 
 class Memory:
@@ -45,6 +41,11 @@ class Memory:
         device_slots: slots of each group on the device.
         host_slots: slots of each group on the host.
         device: a torch device.
+        layout: of the arenas, one of :data:`~kvkeep.media.base.LAYOUTS`.
+        backend: what copies, one of :data:`~kvkeep.media.base.BACKENDS`.
+
+    Raises:
+        ConfigError: there is no such layout or backend, or they do not fit together.
     """
 
     def __init__(
@@ -53,53 +54,100 @@ class Memory:
         device_slots: Sequence[int],
         host_slots: Sequence[int],
         device: str = "cpu",
+        layout: str = "page_first",
+        backend: str = "direct",
     ) -> None:
+        _check(layout, backend)
         self.schema = schema
-        self.pools = {
-            group.name: {
-                c.name: [
-                    torch.zeros((slots, *c.shape), dtype=TORCH_DTYPES[c.dtype], device=device)
-                    for _ in c.layers
-                ]
-                for c in group.components
-            }
-            for group, slots in zip(schema.groups, device_slots, strict=True)
-        }
+        self._layout = layout
+        self._device = open_device(device)
+        self._saving, self._loading = self._device.stream(), self._device.stream()
+        self.pools: dict[str, dict[str, list[Tensor]]] = {}
         """Group name -> component name -> one tensor ``[slots, *shape]`` per layer."""
         self.arenas = [
-            torch.zeros((slots, group.record_bytes), dtype=torch.uint8)
+            self._device.host_zeros((slots, group.record_bytes))
             for group, slots in zip(schema.groups, host_slots, strict=True)
         ]
-        """One ``[slots, record_bytes]`` uint8 tensor per group."""
-        self._parts = [self._layout(group) for group in schema.groups]
+        """One ``[slots, record_bytes]`` uint8 tensor per group; its rows are records if the layout
+        is ``page_first``."""
+        pieces: list[Piece] = []
+        for g, (group, slots) in enumerate(zip(schema.groups, device_slots, strict=True)):
+            self.pools[group.name] = {}
+            views = by_component(group, self.arenas[g], layout)
+            for c, arena in zip(group.components, views, strict=True):
+                shape = (len(c.layers), slots, c.layer_bytes)
+                pool = self._device.zeros(shape)
+                layers = pool.view(TORCH_DTYPES[c.dtype]).view(*shape[:2], *c.shape).unbind()
+                self.pools[group.name][c.name] = list(layers)
+                pieces.append(Piece(g, c.layers, pool, arena))
+        self._backend = _backend(backend, pieces, steps(schema, pieces))
 
-    def _layout(self, group: Group) -> list[tuple[torch.Tensor, slice]]:
-        """Each pool tensor of a group as bytes ``[slots, n]``, and its place in a record body."""
-        parts, start = [], 0
-        for component in group.components:
-            for pool in self.pools[group.name][component.name]:
-                end = start + component.layer_bytes
-                parts.append((pool.flatten(1).view(torch.uint8), slice(start, end)))
-                start = end
-        return parts
+    def mark(self) -> Mark:
+        """All that the calling thread has told the device to do until now."""
+        return self._device.mark()
 
-    def save(self, copies: Sequence[Copy]) -> None:
-        """Device to host."""
-        for group, source, target in copies:
-            src, dst = torch.from_numpy(source), torch.from_numpy(target).long()
-            for pool, part in self._parts[group]:
-                rows = pool.index_select(0, src.to(pool.device)).cpu()
-                self.arenas[group][:, part].index_copy_(0, dst, rows)
+    def save(self, copies: Sequence[Copy], after: Iterable[Mark] = ()) -> None:
+        """Device to host, when the device has come to the marks ``after``."""
+        with self._saving.after(after):
+            self._backend.save(copies)
 
-    def load(self, copies: Sequence[Copy]) -> None:
-        """Host to device."""
-        for group, source, target in copies:
-            src, dst = torch.from_numpy(source), torch.from_numpy(target).long()
-            for pool, part in self._parts[group]:
-                rows = self.arenas[group][:, part].index_select(0, src)
-                pool.index_copy_(0, dst.to(pool.device), rows.to(pool.device))
+    def load(
+        self,
+        copies: Sequence[Copy],
+        after: Iterable[Mark] = (),
+        reached: Reached = lambda layer, mark: None,
+    ) -> None:
+        """Host to device, when the device has come to the marks ``after``, in the order of
+        :func:`~kvkeep.media.pieces.steps`; ``reached`` is told of each layer."""
+        with self._loading.after(after):
+            for layer in self._backend.load(copies):
+                if layer is not None:
+                    reached(layer, self._device.mark())
 
-    def bodies(self, group: int, slots: Ids) -> list[memoryview]:
-        """Record bodies of host slots, writable, without a copy."""
-        arena = self.arenas[group].numpy()
-        return [memoryview(arena[slot]) for slot in slots]
+    def bodies(self, group: int, slots: Slots) -> list[memoryview]:
+        """Record bodies of host slots, writable: the arena itself, or if it is ``layer_first``
+        copies, for :meth:`keep`."""
+        arena = self.arenas[group]
+        if self._layout != "layer_first":
+            rows = arena.numpy()
+            return [memoryview(rows[slot]) for slot in slots]
+        bodies = [memoryview(bytearray(arena.shape[1])) for _ in slots]
+        for body, host in self._both(group, slots, bodies):
+            body.copy_(host)
+        return bodies
+
+    def keep(self, group: int, slots: Slots, bodies: Sequence[memoryview]) -> None:
+        """What was written into ``bodies`` of these slots is theirs now."""
+        if self._layout == "layer_first":
+            for body, host in self._both(group, slots, bodies):
+                host.copy_(body)
+
+    def _both(
+        self, group: int, slots: Slots, bodies: Sequence[memoryview]
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Each component of each record, ``[layers, n]``: in its body, and in the arena."""
+        kind = self.schema.groups[group]
+        arena = by_component(kind, self.arenas[group], self._layout)
+        for slot, raw in zip(slots, bodies, strict=True):
+            record = torch.frombuffer(raw, dtype=torch.uint8).view(1, -1)
+            for body, host in zip(by_component(kind, record, "page_first"), arena, strict=True):
+                yield body[:, 0], host[:, slot]
+
+
+def _check(layout: str, backend: str) -> None:
+    for what, value, known in (("layout", layout, LAYOUTS), ("I/O backend", backend, BACKENDS)):
+        if value not in known:
+            raise ConfigError(f"no memory {what} is {value!r}: there are {', '.join(known)}")
+    if backend == "kernel" and layout == "page_first_direct":
+        raise ConfigError("page_first_direct is moved by the I/O backend direct, not kernel")
+
+
+def _backend(name: str, pieces: Sequence[Piece], order: Sequence[Step]) -> Direct | Kernel:
+    if name == "direct":
+        return Direct(pieces, order)
+    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+    if any(piece.pool.device.type == "cpu" for piece in pieces) and not interpreted:
+        raise ConfigError("the I/O backend kernel needs a CUDA device")
+    from .kernel import Kernel
+
+    return Kernel(pieces, order)

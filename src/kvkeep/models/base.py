@@ -14,6 +14,7 @@ import xxhash
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ..media.arrival import Arrival
 from ..schema import ConfigError, Group
 
 Pools = Mapping[str, Sequence[Tensor]]
@@ -43,6 +44,11 @@ _NOT_FORWARD = {
 
 class Tables(Protocol):
     """Where a sequence's state lies: the part of a lease that a forward pass reads."""
+
+    @property
+    def arriving(self) -> Sequence[Arrival]:
+        """What of it is still being loaded: a target's layer waits for its part of each, whoever
+        else reads for all."""
 
     def slots(self, group: str) -> NDArray[np.int32]:
         """``[pages]`` slots of a group; -1: the page has none."""

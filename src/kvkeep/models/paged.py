@@ -28,6 +28,7 @@ class Paged:
     ) -> None:
         self._inventory = inventory
         self._pools = pools
+        self._arriving = [arrival for run in runs for arrival in run.tables.arriving]
         self._plans = {}
         for group in inventory.paged:
             parts = [Part(run.tables.slots(group), run.start, run.rows, run.first) for run in runs]
@@ -38,6 +39,7 @@ class Paged:
     def update(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         if layer not in self._inventory.latent:
             return key, value
+        self._wait(layer)
         plan, seen = self._plans[FULL], []
         for name, rows in (("latent", key), ("rope", value)):
             _, pool = self._inventory.place(self._pools, layer, name)
@@ -55,6 +57,7 @@ class Paged:
         if layer in self._inventory.latent:
             out = self._plans[FULL].attend_to(q, k, v, scoring)
         else:
+            self._wait(layer)
             group, keys = self._inventory.place(self._pools, layer, "k")
             _, values = self._inventory.place(self._pools, layer, "v")
             plan = self._plans[group]
@@ -62,3 +65,8 @@ class Paged:
             plan.write(values, v)
             out = plan.attend(q, keys, values, scoring)
         return out.view(batch, rows, heads, -1)
+
+    def _wait(self, layer: int) -> None:
+        """Until what is being loaded of a layer is there."""
+        for arrival in self._arriving:
+            arrival.wait(layer)

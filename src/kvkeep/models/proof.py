@@ -6,7 +6,7 @@ and sequences that see each other all show as a difference.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ..media.arrival import Arrival
 from ..media.memory import TORCH_DTYPES
 from ..schema import UnsupportedModel
 from .base import Run
@@ -95,6 +96,8 @@ def prove(target: Target, expected: Tensor) -> None:
 
 class _Tables:
     """The same pages in every group, and one working slot."""
+
+    arriving: Sequence[Arrival] = ()
 
     def __init__(self, pages: NDArray[np.int32], working: int) -> None:
         self._pages, self._working = pages, np.array([working], np.int32)

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ..media.arrival import Arrival
 from ..schema import DraftMismatch, Group, UnsupportedModel
 from . import hf
 from .base import Pools, Run, Source, Stage, Tables
@@ -25,6 +26,10 @@ class _Own:
     """A lease's tables, by the names that groups have in the draft model itself."""
 
     tables: Tables
+
+    @property
+    def arriving(self) -> Sequence[Arrival]:
+        return ()  # layers of another numbering: a step runs drafts when all is there
 
     def slots(self, group: str) -> NDArray[np.int32]:
         return self.tables.slots(_name(group))

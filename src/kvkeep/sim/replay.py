@@ -7,16 +7,16 @@ figures are exact and the same in every run: they depend on capacities and polic
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..cache import Cache
-from ..media.memory import Copy
+from ..media.base import NOW, Copy, Mark, Reached
 from ..policy import Policy
-from ..schema import Component, Group, Identity, Key, Schema
+from ..schema import Component, Group, Identity, Key, Schema, Slots
 from ..transfer import Ticket, Work
 from .traces import Trace
 
@@ -63,10 +63,20 @@ class Result:
 class NoBytes:
     """Media whose copies are no work."""
 
-    def save(self, copies: Sequence[Copy]) -> None: ...
-    def load(self, copies: Sequence[Copy]) -> None: ...
-    def bodies(self, group: int, slots: Ids) -> list[memoryview]:
+    def mark(self) -> Mark:
+        return NOW
+
+    def save(self, copies: Sequence[Copy], after: Iterable[Mark] = ()) -> None: ...
+    def load(
+        self,
+        copies: Sequence[Copy],
+        after: Iterable[Mark] = (),
+        reached: Reached = lambda layer, mark: None,
+    ) -> None: ...
+    def bodies(self, group: int, slots: Slots) -> list[memoryview]:
         return [memoryview(b"")] * len(slots)
+
+    def keep(self, group: int, slots: Slots, bodies: Sequence[memoryview]) -> None: ...
 
 
 class AtOnce:

@@ -1,0 +1,133 @@
+"""A load is used layer by layer, as it comes: nothing is read too early, and no loss is served."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from rig import Pair, Rig, close, prompt, same
+from test_kinds import make_pair
+from tiny_models import KINDS
+
+from kvkeep.media.base import Copy, Mark
+
+PAGE, PROMPT, NEW = 8, prompt(100), 16
+HIT = 96
+PATIENCE = 20.0  # seconds until who waits for something counts as waiting for ever
+
+
+class Gate:
+    """Stands between the lane and the memory of a rig: it spoils what is about to be loaded, and
+    is asked after each layer, before the next one is copied.
+
+    Args:
+        after: told of the number of a layer that has just come.
+    """
+
+    def __init__(self, rig: Rig, after: Callable[[int], None]) -> None:
+        self._media, self._load = rig.engine.cache.media, rig.engine.cache.media.load
+        self._pools, self._after = list(rig.pools.values()), after
+        self.layers: list[int] = []
+        self._media.load = self  # type: ignore[method-assign]
+
+    def __call__(
+        self,
+        copies: Sequence[Copy],
+        after: Iterable[Mark],
+        reached: Callable[[int, Mark], None],
+    ) -> None:
+        for group, _, target in copies:
+            for pool in (pool for pools in self._pools[group].values() for pool in pools):
+                pool[torch.from_numpy(target)] = torch.nan
+
+        def then(layer: int, mark: Mark) -> None:
+            self.layers.append(layer)
+            reached(layer, mark)
+            self._after(layer)
+
+        self._load(copies, after, then)
+
+
+class Layers:
+    """Which layers of a rig's target have been computed since it was made."""
+
+    def __init__(self, rig: Rig) -> None:
+        stack = rig.engine._target._model.model.layers
+        self.done = [threading.Event() for _ in stack]
+        for layer, event in zip(stack, self.done, strict=True):
+            layer.register_forward_hook(lambda *_, event=event: event.set())
+
+
+def test_a_layer_is_computed_before_the_next_one_is_there(tiny: Pair) -> None:
+    """Each layer is copied only when the layer before has been computed."""
+    with Rig(tiny, page_size=PAGE, watch=True) as rig:
+        cold = rig.ask(PROMPT, NEW)
+        rig.evict("device")
+        layers = Layers(rig)
+
+        def after(layer: int) -> None:
+            assert layers.done[layer].wait(PATIENCE)
+
+        gate = Gate(rig, after)
+        warm = rig.ask(PROMPT, NEW)
+        assert gate.layers == [*range(len(layers.done))]
+        assert warm.cached == {"device": 0, "host": HIT, "storage": 0}
+        assert (warm.tokens, warm.proposals) == (cold.tokens, cold.proposals)
+        assert same(warm.state, cold.state)
+        assert rig.figure("missed_loads_total") == 0
+        rig.check_idle()
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_no_kind_of_state_is_read_before_it_is_there(kind: str, tmp_path: Path) -> None:
+    """Also not where others join the load, and where a request ends before the load has."""
+    with Rig(make_pair(kind, tmp_path), page_size=PAGE, chunked_prefill_size=32) as rig:
+        cold = rig.run(rig.send(PROMPT, NEW), rig.send(PROMPT[:60], NEW))
+        rig.evict("device")
+        gate = Gate(rig, lambda _: time.sleep(0.01))
+        names = [rig.send(PROMPT, 1), rig.send(PROMPT, NEW), rig.send(PROMPT[:60], NEW)]
+        one, *warm = rig.run(*names)
+        assert gate.layers
+        assert one.cached["host"] == HIT
+        assert one.tokens == cold[0].tokens[:1]
+        assert [answer.tokens for answer in warm] == [answer.tokens for answer in cold]
+        assert [answer.proposals for answer in warm] == [answer.proposals for answer in cold]
+        rig.check_idle()
+
+
+@pytest.mark.parametrize("used", [1, 4])
+def test_a_load_that_fails_in_the_middle_of_a_step(tiny: Pair, used: int) -> None:
+    """After layers that the step has used, or all of the target's, before its draft's: nothing of
+    the step is kept, neither of the request that it was for nor of others, and both go on."""
+    with Rig(tiny, page_size=PAGE, watch=True) as rig:
+        cold = rig.ask(PROMPT, NEW)
+        other = rig.ask(prompt(50, 7), 3 * NEW)
+        rig.evict("device")
+        layers = Layers(rig)
+
+        def after(layer: int) -> None:
+            if layer == used - 1:
+                assert layers.done[layer].wait(PATIENCE)
+                raise RuntimeError("the copy engine failed")
+
+        gate = Gate(rig, lambda _: None)
+        running = rig.send(prompt(50, 7), 3 * NEW)
+        turns = rig.turns()
+        while not rig.answers[running].tokens:
+            next(turns)
+        for event in layers.done:
+            event.clear()
+        gate._after = after
+        warm, beside = rig.run(rig.send(PROMPT, NEW), running)
+        assert (warm.tokens, warm.proposals) == (cold.tokens, cold.proposals)
+        close(warm.state, cold.state)
+        assert beside.tokens == other.tokens
+        assert beside.proposals == other.proposals
+        assert warm.cached == {"device": 0, "host": 0, "storage": 0}
+        assert rig.figure("missed_loads_total") == 2 * HIT // PAGE
+        assert rig.figure("transfer_faults_total") == 1
+        rig.check_idle()
