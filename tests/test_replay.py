@@ -16,6 +16,7 @@ from kvkeep import cli
 from kvkeep.policy import EVICTION, Policy
 from kvkeep.schema import ConfigError
 from kvkeep.sim import plot
+from kvkeep.sim.plan import Plan, read_plan
 from kvkeep.sim.replay import Capacity, Result, replay
 from kvkeep.sim.traces import Trace, read_trace
 
@@ -117,9 +118,9 @@ def simulate(trace: Trace, capacity: int, rank: str) -> Result:
             block = path[i]
             above[block], used[block], reused[block] = path[i - 1] if i else None, now, 0
     total = {"device": hits, "host": 0, "storage": 0, "total": hits}
-    return Result(
-        len(trace), len(trace.blocks), total, {"device": evictions, "host": 0, "storage": 0}
-    )
+    nothing = dict.fromkeys(("save", "load", "write", "read"), 0)
+    evicted = {"device": evictions, "host": 0, "storage": 0}
+    return Result(len(trace), len(trace.blocks), total, evicted, nothing)
 
 
 def tree_walks(rng: random.Random, requests: int) -> list[list[int]]:
@@ -219,7 +220,36 @@ def test_the_command_prints_and_writes_figures(tmp_path: Path) -> None:
         "pages": 12_833,
         "hits": {"device": 145, "host": 452, "storage": 0, "total": 597},
         "evictions": {"device": 11_688, "host": 7236, "storage": 0},
+        "moved": {"save": 11_688, "load": 452, "write": 0, "read": 0},
     }
+
+
+def test_a_plan_is_in_gib_and_tokens(tmp_path: Path) -> None:
+    """Llama 3.1 8B in bfloat16: 128 KiB a token; its EAGLE-3 draft, of one layer: 4 KiB, and with
+    each page the feature of its last token, three layers wide."""
+    configs = Path(__file__).parent.parent / "docs" / "configs"
+    target, draft = configs / "llama-3.1-8b.json", configs / "llama-3.1-8b.eagle3.json"
+    page = 512 * 128 * 1024
+    assert read_plan([target], 512, "bfloat16") == Plan(512, page)
+    both = read_plan([target, draft], 512, "bfloat16")
+    assert both.page_bytes - page - 512 * 4 * 1024 in range(3 * 4096 * 2 + 1)
+    assert both.pages(2.5) == 2.5 * 2**30 // both.page_bytes
+    out = tmp_path / "figures.json"
+    flags = ["--model", target, "--gib", 312.5, 0, 0, "--json", out]
+    assert f"saved {597 * 512:,} of {12_833 * 512:,} prefill tokens" in command(SYNTHETIC, *flags)
+    assert json.loads(out.read_text())["plan"] == {"page_tokens": 512, "page_bytes": page}
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [("{", "model.json: "), ('{"model_type": "mamba"}', "every page|mamba")],
+)
+def test_a_plan_needs_a_config(tmp_path: Path, content: str, message: str) -> None:
+    with pytest.raises(ConfigError, match="No such file"):
+        read_plan([tmp_path / "none.json"], 512, "bfloat16")
+    (tmp_path / "model.json").write_text(content)
+    with pytest.raises(ConfigError, match=message):
+        read_plan([tmp_path / "model.json"], 512, "bfloat16")
 
 
 def test_several_traces(tmp_path: Path) -> None:

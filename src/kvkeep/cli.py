@@ -284,18 +284,43 @@ def replay(
         Path | None,
         typer.Option(help="Also draw hits against device pages, for every eviction order."),
     ] = None,
+    model: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="Plan for this model, a config.json: sizes are in GiB, answers in prefill tokens."
+            " Once more for its EAGLE-3 draft.",
+            metavar="CONFIG",
+        ),
+    ] = None,
+    gib: Annotated[
+        tuple[float, float, float],
+        typer.Option(
+            help="With --model: sizes of the tiers, in place of --*-pages.",
+            metavar="DEVICE HOST STORAGE",
+        ),
+    ] = (80.0, 0.0, 0.0),
+    block_tokens: Annotated[
+        int, typer.Option(help="With --model: tokens of a block of the trace.", min=1)
+    ] = 512,
+    kv_cache_dtype: Annotated[str, typer.Option(help="With --model.")] = "bfloat16",
 ) -> None:
     """Tell what would be hit: replay traces on the real cache, without a model or any bytes.
 
     A page is a block of the trace. Each file has a cache of its own, unless --together.
+
+    To plan capacity: kvkeep replay TRACE --model config.json --gib 40 200 2000
     """
     from .policy import Policy, eviction_order
+    from .sim.plan import read_plan
     from .sim.replay import Capacity
     from .sim.run import run
 
+    plan = read_plan(model, block_tokens, kv_cache_dtype) if model else None
     capacity = Capacity(pages(device_pages), host_pages, storage_pages)
+    if plan:
+        capacity = Capacity(*map(plan.pages, gib))
     policy = Policy(eviction_order(eviction), write=write_policy)
-    run(traces, capacity, policy, together, json, plot)
+    run(traces, capacity, policy, together, json, plot, plan)
 
 
 @app.command()

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from ..cache import Cache
 from ..media.base import NOW, Copy, Mark, Reached
 from ..policy import Policy
-from ..schema import Component, Group, Identity, Key, Schema, Slots
-from ..transfer import Ticket, Work
+from ..schema import BLOCK, Component, Group, Identity, Key, Schema, Slots
+from ..transfer import LOAD, READ, SAVE, WRITE, Ticket, Work
 from .traces import Trace
 
 Ids = NDArray[np.int32]
@@ -44,6 +44,7 @@ class Result:
     pages: int  # of all requests
     hits: dict[str, int]  # by tier, and "total"
     evictions: dict[str, int]  # by tier; what goes down a tier is evicted from the upper one
+    moved: dict[str, int]  # by lane: "save" to the host, "load" from it, "write", "read" of storage
 
     @property
     def ratio(self) -> float:
@@ -57,6 +58,7 @@ class Result:
             self.pages + other.pages,
             {key: count + other.hits[key] for key, count in self.hits.items()},
             {key: count + other.evictions[key] for key, count in self.evictions.items()},
+            {key: count + other.moved[key] for key, count in self.moved.items()},
         )
 
 
@@ -166,6 +168,7 @@ def replay(
         len(trace.blocks),
         hits | {"total": sum(hits.values())},
         dict(zip(TIERS, (*evicted, store.evicted if store else 0), strict=True)),
+        {lane: cache.transfers.moved[lane] // BLOCK for lane in (SAVE, LOAD, WRITE, READ)},
     )
 
 

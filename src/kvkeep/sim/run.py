@@ -14,6 +14,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from ..policy import EVICTION, Policy, priority
+from .plan import GIB, Plan
 from .plot import Line, draw, need_matplotlib
 from .replay import TIERS, Capacity, Result, replay
 from .traces import Trace, read_trace
@@ -28,12 +29,14 @@ def run(
     together: bool = False,
     json: Path | None = None,
     plot: Path | None = None,
+    plan: Plan | None = None,
 ) -> None:
     """Replay each file on a cache of its own, or all as one stream.
 
     Args:
         json: where the figures go: those of all files, and with several, "traces" by name.
         plot: where a chart goes of hits against device pages, a line per eviction order.
+        plan: what a page stands for, to tell in tokens and GiB, too.
 
     Raises:
         ConfigError: a file cannot be read, or matplotlib is missing.
@@ -57,11 +60,15 @@ def run(
             for name in sweep
         ]
     _show(traces, results, capacity)
+    if plan is not None:
+        _show_plan(functools.reduce(operator.add, results), plan)
     if json is not None:
         figures = dataclasses.asdict(functools.reduce(operator.add, results))
         if len(traces) > 1:
             named = zip(traces, results, strict=True)
             figures["traces"] = {trace.name: dataclasses.asdict(result) for trace, result in named}
+        if plan is not None:
+            figures["plan"] = dataclasses.asdict(plan)
         json.write_bytes(msgspec.json.format(msgspec.json.encode(figures), indent=2) + b"\n")
     if plot is not None:
         draw(plot, lines)
@@ -101,3 +108,14 @@ def _show(traces: list[Trace], results: list[Result], capacity: Capacity) -> Non
         evicted = " / ".join(f"{result.evictions[tier]:,}" for tier in tiers)
         table.add_row(name, *counts, f"{result.ratio:.2%}", evicted)
     Console().print(table)
+
+
+def _show_plan(result: Result, plan: Plan) -> None:
+    """Print what hits save, and what moves for that."""
+    console = Console()
+    prompt, saved = (n * plan.page_tokens for n in (result.pages, result.hits["total"]))
+    console.print(f"saved {saved:,} of {prompt:,} prefill tokens")
+    moved = [f"{lane} {n * plan.page_bytes / GIB:,.1f}" for lane, n in result.moved.items() if n]
+    console.print(
+        f"a page is {plan.page_bytes / GIB:.4f} GiB; moved, in GiB: {', '.join(moved) or 0}"
+    )
