@@ -101,27 +101,29 @@ class Tree:
         self._assign(ids, node)
 
     def cut(self, pages: Ids, depths: NDArray[np.int32]) -> Ids:
-        """Remove ``pages`` (at ``depths``), none below another, and everything below them.
-
-        Returns all removed ids.
-        """
-        removed = []
-        for page, depth in zip(pages.tolist(), depths.tolist(), strict=True):
+        """Remove ``pages`` (at ``depths``) and everything below them; returns all removed ids."""
+        removed = [NO_IDS]
+        order = np.argsort(depths, kind="stable")
+        for page, depth in zip(pages[order].tolist(), depths[order].tolist(), strict=True):
             node = self._node[page]
+            if node is _GONE:  # with one above it
+                continue
             at = -1 if node is None else depth - node.first
             if at < 0 or at >= node.size or node.ids[at] != page:
                 raise InvariantError(f"page {page} is not in the tree at depth {depth}")
-            if node.kids:
-                removed += [kid.ids for kid in _descendants(node)]
+            below = [kid.ids for kid in _descendants(node)]
             if at:
-                removed.append(node.cut(at, self.page_bytes)[1])
+                below.append(node.cut(at, self.page_bytes)[1])
                 node.kids = {}
             else:
-                removed.append(node.ids)
+                below.append(node.ids)
                 self._unlink(node)
-        ids = np.concatenate(removed) if removed else NO_IDS
-        self._node[ids] = None
-        return ids
+            for ids in below:
+                self._node[ids] = _GONE
+            removed += below
+        gone = np.concatenate(removed)
+        self._node[gone] = None
+        return gone
 
     def is_last(self, page: int, depth: int) -> bool:
         """Whether ``page`` (at ``depth``) is in the tree with nothing below it."""
@@ -210,6 +212,9 @@ class Tree:
             raise InvariantError("a page is in the tree twice")
         if np.count_nonzero(self._node) != len(ids):
             raise InvariantError("a page that is not in the tree points into it")
+
+
+_GONE = Node(0, bytearray(), NO_IDS, None)  # stands for the node of a page that is being removed
 
 
 def _descendants(node: Node) -> Iterator[Node]:

@@ -52,15 +52,13 @@ class Forest:
             self.pages[namespace, whole[: (i + 1) * P]] = page
 
     def cut(self, indices: list[int]) -> None:
-        """Pages by their place in order; what is below another one goes with that."""
-        below: set[tuple[str, tuple[int, ...]]] = set()
-        tops = []
-        for namespace, tokens in sorted(sorted(self.pages)[i % len(self.pages)] for i in indices):
-            if (namespace, tokens) not in below:
-                tops.append((namespace, tokens))
-                below.update(
-                    k for k in self.pages if k[0] == namespace and k[1][: len(tokens)] == tokens
-                )
+        """Pages by their place in order; one may be below another."""
+        tops = list(dict.fromkeys(sorted(self.pages)[i % len(self.pages)] for i in indices))
+        below = {
+            (name, tokens)
+            for name, tokens in self.pages
+            if any(name == top[0] and tokens[: len(top[1])] == top[1] for top in tops)
+        }
         pages, depths = [self.pages[top] for top in tops], [len(t) // P - 1 for _, t in tops]
         gone = self.tree.cut(ids(*pages), ids(*depths))
         assert sorted(gone.tolist()) == sorted(self.pages.pop(key) for key in below)
