@@ -1,6 +1,9 @@
 """Bytes on the device and on the host, and the copies between them."""
 
 import os
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -182,6 +185,23 @@ def test_a_tier_may_be_empty(layout: str) -> None:
 def test_what_does_not_exist_is_refused(layout: str, backend: str, what: str) -> None:
     with pytest.raises(ConfigError, match=what):
         Memory(schema(FULL), [1], [1], "cpu", layout, backend)
+
+
+def test_the_kernel_compiles_for_cuda(tmp_path: Path) -> None:
+    """The interpreter takes more than the compiler does."""
+    pytest.importorskip("triton")
+    code = """
+import triton, triton.language as tl
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from kvkeep.media.kernel import _move
+types = {"parts": "*i64", "pages": "*i32", "WORD": "constexpr", "BLOCK": "constexpr"}
+for word in (tl.int64, tl.uint8):
+    source = ASTSource(_move, types, {"WORD": word, "BLOCK": 1024})
+    assert "st.global" in triton.compile(source, target=GPUTarget("cuda", 90, 32)).asm["ptx"]
+"""
+    compiled = {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
+    subprocess.run([sys.executable, "-c", code], env=os.environ | compiled, check=True, timeout=120)
 
 
 def test_a_kernel_needs_something_to_run_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -71,7 +71,7 @@ class Cuda:
         block = np.frombuffer(mmap.mmap(-1, size), np.uint8)  # in memory pages of its own
         address = block.ctypes.data
         runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-        torch.cuda.check_error(int(runtime.cudaHostRegister(address, size, 0)))
+        torch.cuda.check_error(runtime.cudaHostRegister(address, size, 0))
         weakref.finalize(block, runtime.cudaHostUnregister, address)
         return torch.from_numpy(block).view(shape)
 
