@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from kvkeep.media.base import Copy
+from kvkeep.media.base import Copy, Mark
 from kvkeep.media.memory import TORCH_DTYPES, Memory
 from kvkeep.schema import DTYPE_BYTES, Component, ConfigError, Group, Identity, Schema
 
@@ -128,6 +128,44 @@ def test_slots_that_follow_each_other(memory: Memory) -> None:
     assert [record(memory, 0, s) for s in range(5)] == [padded(raw) for raw in want]
     memory.load([Copy(0, ids(0, 1, 2, 3), ids(4, 3, 0, 1))])
     assert [page(memory, "full", s) for s in (4, 3, 0, 1)] == want[:4]
+
+
+@pytest.mark.parametrize("way", WAYS, ids="-".join)
+def test_a_load_goes_layer_by_layer(way: tuple[str, str], device: str) -> None:
+    """Those of groups that every hit needs in order of number, then the rest."""
+    groups = {
+        "window": Group("window", (Component("k", (3, 1), (5,), "F32"),), tail=1),
+        "other": Group("other", (Component("k", (0, 1), (5,), "F32"),), required=False),
+        "full": Group("full", tuple(Component(kv, (0, 2), (3,), "I8") for kv in "kv")),
+    }
+    memory = make(way, *groups.values(), device=device)
+    memory.save([Copy(g, ids(0), ids(1)) for g in range(3)])
+
+    def there() -> dict[str, list[int]]:
+        """Layers that are no more zero, by group."""
+        return {
+            name: [
+                layer
+                for i, layer in enumerate(group.components[0].layers)
+                if all(layers[i][2].any() for layers in memory.pools[name].values())
+            ]
+            for name, group in groups.items()
+        }
+
+    for pool in (p for group in memory.pools.values() for ps in group.values() for p in ps):
+        pool.zero_()
+    seen = []
+
+    def reached(layer: int, mark: Mark) -> None:
+        mark.wait()
+        seen.append((layer, there()))
+
+    memory.load([Copy(g, ids(1), ids(2)) for g in range(3)], (), reached)
+    assert [layer for layer, _ in seen] == [0, 1, 2, 3]
+    assert [now["full"] for _, now in seen] == [[0], [0], [0, 2], [0, 2]]
+    assert [now["window"] for _, now in seen] == [[], [1], [1], [3, 1]]
+    assert [now["other"] for _, now in seen] == [[]] * 4
+    assert there() == {"full": [0, 2], "window": [3, 1], "other": [0, 1]}
 
 
 def test_what_a_store_reads_into_a_body_is_what_the_device_gets(memory: Memory) -> None:
