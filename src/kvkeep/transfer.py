@@ -221,13 +221,14 @@ class Transfers:
         ticket.submitted = time.monotonic()
         groups = self.schema.groups
         ticket.left = sum(len(m.pages) * groups[m.group].record_bytes for m in ticket.moves)
-        ticket.after = self._media.mark()
         self.pending.append(ticket)
         kind = ticket.kind
-        if kind not in (SAVE, LOAD) and not self.storage:
+        if kind in (SAVE, LOAD):
+            ticket.after = self._media.mark()
+        elif not self.storage:
             self._done.append(_failed(ticket))
-        else:
-            self._lanes[_LANE_OF.get(kind, kind)].submit(ticket)
+            return ticket
+        self._lanes[_LANE_OF.get(kind, kind)].submit(ticket)
         return ticket
 
     def landed(self, kind: str = "") -> list[Ticket]:

@@ -1,12 +1,15 @@
 """Bytes on the device and on the host, and the copies between them."""
 
 import os
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from kvkeep.media.base import Copy
+from kvkeep.media.base import Copy, Mark
 from kvkeep.media.memory import TORCH_DTYPES, Memory
 from kvkeep.schema import DTYPE_BYTES, Component, ConfigError, Group, Identity, Schema
 
@@ -127,6 +130,44 @@ def test_slots_that_follow_each_other(memory: Memory) -> None:
     assert [page(memory, "full", s) for s in (4, 3, 0, 1)] == want[:4]
 
 
+@pytest.mark.parametrize("way", WAYS, ids="-".join)
+def test_a_load_goes_layer_by_layer(way: tuple[str, str], device: str) -> None:
+    """Those of groups that every hit needs in order of number, then the rest."""
+    groups = {
+        "window": Group("window", (Component("k", (3, 1), (5,), "F32"),), tail=1),
+        "other": Group("other", (Component("k", (0, 1), (5,), "F32"),), required=False),
+        "full": Group("full", tuple(Component(kv, (0, 2), (3,), "I8") for kv in "kv")),
+    }
+    memory = make(way, *groups.values(), device=device)
+    memory.save([Copy(g, ids(0), ids(1)) for g in range(3)])
+
+    def there() -> dict[str, list[int]]:
+        """Layers that are no more zero, by group."""
+        return {
+            name: [
+                layer
+                for i, layer in enumerate(group.components[0].layers)
+                if all(layers[i][2].any() for layers in memory.pools[name].values())
+            ]
+            for name, group in groups.items()
+        }
+
+    for pool in (p for group in memory.pools.values() for ps in group.values() for p in ps):
+        pool.zero_()
+    seen = []
+
+    def reached(layer: int, mark: Mark) -> None:
+        mark.wait()
+        seen.append((layer, there()))
+
+    memory.load([Copy(g, ids(1), ids(2)) for g in range(3)], (), reached)
+    assert [layer for layer, _ in seen] == [0, 1, 2, 3]
+    assert [now["full"] for _, now in seen] == [[0], [0], [0, 2], [0, 2]]
+    assert [now["window"] for _, now in seen] == [[], [1], [1], [3, 1]]
+    assert [now["other"] for _, now in seen] == [[]] * 4
+    assert there() == {"full": [0, 2], "window": [3, 1], "other": [0, 1]}
+
+
 def test_what_a_store_reads_into_a_body_is_what_the_device_gets(memory: Memory) -> None:
     slots, raw = ids(2, 0), [bytes([i]) * 4096 for i in (7, 8)]
     bodies = memory.bodies(0, slots)
@@ -182,6 +223,23 @@ def test_a_tier_may_be_empty(layout: str) -> None:
 def test_what_does_not_exist_is_refused(layout: str, backend: str, what: str) -> None:
     with pytest.raises(ConfigError, match=what):
         Memory(schema(FULL), [1], [1], "cpu", layout, backend)
+
+
+def test_the_kernel_compiles_for_cuda(tmp_path: Path) -> None:
+    """The interpreter takes more than the compiler does."""
+    pytest.importorskip("triton")
+    code = """
+import triton, triton.language as tl
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from kvkeep.media.kernel import _move
+types = {"parts": "*i64", "pages": "*i32", "WORD": "constexpr", "BLOCK": "constexpr"}
+for word in (tl.int64, tl.uint8):
+    source = ASTSource(_move, types, {"WORD": word, "BLOCK": 1024})
+    assert "st.global" in triton.compile(source, target=GPUTarget("cuda", 90, 32)).asm["ptx"]
+"""
+    compiled = {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
+    subprocess.run([sys.executable, "-c", code], env=os.environ | compiled, check=True, timeout=120)
 
 
 def test_a_kernel_needs_something_to_run_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,7 +42,7 @@ class Gate:
     ) -> None:
         for group, _, target in copies:
             for pool in (pool for pools in self._pools[group].values() for pool in pools):
-                pool[torch.from_numpy(target)] = torch.nan
+                pool[torch.from_numpy(target).to(pool.device)] = torch.nan
 
         def then(layer: int, mark: Mark) -> None:
             self.layers.append(layer)
@@ -130,4 +130,18 @@ def test_a_load_that_fails_in_the_middle_of_a_step(tiny: Pair, used: int) -> Non
         assert warm.cached == {"device": 0, "host": 0, "storage": 0}
         assert rig.figure("missed_loads_total") == 2 * HIT // PAGE
         assert rig.figure("transfer_faults_total") == 1
+        rig.check_idle()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("backend", ["direct", "kernel"])
+def test_on_a_cuda_device(tiny: Pair, backend: str) -> None:
+    with Rig(tiny, page_size=PAGE, device="cuda", dtype="float32", io_backend=backend) as rig:
+        cold = rig.ask(PROMPT, NEW)
+        rig.evict("device")
+        gate = Gate(rig, lambda _: time.sleep(0.01))
+        warm = rig.ask(PROMPT, NEW)
+        assert gate.layers
+        assert warm.cached == {"device": 0, "host": HIT, "storage": 0}
+        assert (warm.tokens, warm.proposals) == (cold.tokens, cold.proposals)
         rig.check_idle()

@@ -6,11 +6,12 @@ import math
 import mmap
 import weakref
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from .base import NOW, Mark
@@ -40,10 +41,10 @@ class Stream(Protocol):
 
 
 class Cpu:
-    """Threads that do what they are told at once. NumPy asks the system for huge pages."""
+    """Threads that do what they are told at once."""
 
     def zeros(self, shape: tuple[int, ...]) -> Tensor:
-        return torch.from_numpy(np.zeros(shape, np.uint8))
+        return torch.from_numpy(_memory(math.prod(shape))).view(shape)
 
     host_zeros = zeros
 
@@ -65,14 +66,12 @@ class Cuda:
 
     def host_zeros(self, shape: tuple[int, ...]) -> Tensor:
         """Registered; what PyTorch pins by itself, it rounds up to a power of two."""
-        size = math.prod(shape)
-        if not size:
-            return torch.zeros(shape, dtype=torch.uint8)
-        block = np.frombuffer(mmap.mmap(-1, size), np.uint8)  # in memory pages of its own
-        address = block.ctypes.data
-        runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-        torch.cuda.check_error(int(runtime.cudaHostRegister(address, size, 0)))
-        weakref.finalize(block, runtime.cudaHostUnregister, address)
+        block = _memory(math.prod(shape))
+        if block.size:
+            address = block.ctypes.data
+            runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+            torch.cuda.check_error(runtime.cudaHostRegister(address, block.size, 0))
+            weakref.finalize(block, runtime.cudaHostUnregister, address)
         return torch.from_numpy(block).view(shape)
 
     def mark(self) -> Mark:
@@ -99,6 +98,14 @@ class CudaStream:
                 yield
         finally:  # what is under way uses the slots, whatever happened
             self._stream.synchronize()
+
+
+def _memory(size: int) -> NDArray[np.uint8]:
+    """Zeros in memory pages of their own, huge ones where the system has them."""
+    pages = mmap.mmap(-1, max(size, 1))
+    with suppress(AttributeError, OSError):
+        pages.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(pages, np.uint8, size)
 
 
 def open_device(name: str) -> Device:

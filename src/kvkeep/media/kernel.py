@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -26,7 +25,7 @@ _BACK = [0, 3, 4, 1, 2, 5]  # columns of a table of parts, for the other directi
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _move(parts: Any, pages: Any, WORD: tl.constexpr, BLOCK: tl.constexpr) -> None:  # noqa: N803
+def _move(parts: tl.tensor, pages: tl.tensor, WORD: tl.constexpr, BLOCK: tl.constexpr) -> None:  # noqa: N803
     """Block z of page x in part y, if the page is of the part's group.
 
     Args:
