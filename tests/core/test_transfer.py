@@ -331,7 +331,7 @@ def test_withdrawn_tickets_have_not_begun() -> None:
 
 def test_an_abandoned_read_ends_with_the_call_under_way(bench, monkeypatch) -> None:
     """What has come by then has landed, page by page with all its groups."""
-    monkeypatch.setattr(transfer, "_CALL_BYTES", 2 * TWO.groups[0].record_bytes)
+    monkeypatch.setattr(transfer, "_CALL_SHARE", 1 / 3)  # two records
     gate = Gate()
     b = bench(gate)
     both = [b.move(group, 0, 1, 2) for group in range(2)]

@@ -40,9 +40,13 @@ FAST, SLOW = 1e12, 1e6  # bytes per second of storage; the first is no limit
 class Side:
     """An engine with a storage of its own, which serves one request at a time."""
 
-    def __init__(self, directory: Path, draft: Path | None) -> None:
+    def __init__(self, directory: Path, draft: Path | None, recompute: str) -> None:
         config = EngineConfig(
-            model=TARGET, draft=draft, storage_dir=directory, device_tokens=2 * max(LENGTHS)
+            model=TARGET,
+            draft=draft,
+            storage_dir=directory,
+            device_tokens=2 * max(LENGTHS),
+            recompute=recompute,
         )
         self._engine = Engine(config, self._open)
         self._replies: list[Reply] = []
@@ -97,7 +101,7 @@ def measure(repeats: int, tell: Tell, lengths: Sequence[int] = LENGTHS) -> list[
         repeats: prompts of each length and side.
     """
     rows = []
-    with _side(None) as plain, _side(DRAFT) as drafting, _side(DRAFT) as throttled:
+    with _side(None) as plain, _side(DRAFT) as drafting, _side(DRAFT, "auto") as throttled:
         for side in (plain, drafting, throttled):  # what happens once only, happens before
             side.first_token(_prompt(lengths[0], 0))
             side.first_token(_prompt(lengths[0], 0), SLOW if side is throttled else FAST)
@@ -134,9 +138,9 @@ def _rows(length: int, without: Times, having: Times) -> list[Row]:
 
 
 @contextmanager
-def _side(draft: Path | None) -> Iterator[Side]:
+def _side(draft: Path | None, recompute: str = "never") -> Iterator[Side]:
     with TemporaryDirectory() as directory:
-        side = Side(Path(directory), draft)
+        side = Side(Path(directory), draft, recompute)
         try:
             yield side
         finally:
