@@ -156,8 +156,8 @@ class Babel:
         raise LookupError("no such language")
 
 
-def test_a_request_that_breaks_something_breaks_itself_only(tiny: Pair) -> None:
-    with Rig(tiny) as rig:
+def test_a_request_that_breaks_something_breaks_itself_only(tiny: Pair, tmp_path: Path) -> None:
+    with Rig(tiny, storage_dir=tmp_path) as rig:  # which no such name can be told
         good = rig.send(prompt(40))
         bad = rig.send(prompt(40, 1), namespace="\ud800")
         rig.run()
