@@ -54,7 +54,7 @@ def lay_out(
     shared = _shared(parts, page_tokens) if window is None else []
     alone = set(range(len(parts))).difference(*(members for members, _ in shared))
     spans, runs, order, row = [], [], [], 0
-    for members, end in [*shared, (list(alone), 0)]:
+    for members, end in [*shared, (sorted(alone), 0)]:
         if end:
             rows = slice(row, row + int(batch.rows[members].sum()))
             runs.append(batch.pages(rows, members[0], end))
