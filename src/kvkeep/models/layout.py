@@ -84,6 +84,8 @@ def _shared(parts: Sequence[Part], page_tokens: int) -> list[tuple[list[int], in
         alike.setdefault((part.first, int(part.table[part.first // page_tokens])), []).append(i)
     found = []
     for (first, _), members in alike.items():
+        if len(members) == 1:
+            continue
         skip = first // page_tokens
         stop = min(parts[i].start for i in members) // page_tokens
         tables = np.stack([parts[i].table[skip:stop] for i in members])
