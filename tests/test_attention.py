@@ -193,4 +193,4 @@ def test_sequences_with_a_prefix_in_common(name: str, first: int) -> None:
     assert torch.equal(plan.attend_to(torch.cat(queries), *seen, scoring), found)
     assert not torch.cat(seen).isnan().any()
     if options.window is None:  # common tokens are read once in each family
-        assert len(seen[0]) < 3 * common * PAGE + sum(p.start + p.rows - 280 for p in parts) + 99
+        assert len(seen[0]) < sum(part.start + part.rows for part in parts) / 2

@@ -1,13 +1,15 @@
 """Decoding on a CPU: a turn of the engine beside the sum of its parts, beside transformers'
 ``generate``, and with a prefix in common beside without.
 
-The demo's target in float32, greedy, on one thread. The sides take turns step by step: ``generate``
-gets a stopping criterion that stops nothing and takes a turn of ours. Prompts have 1,024 tokens in
-the mean. Those of different lengths ``generate`` pads and masks; those of one length it need not.
+The demo's target in float32, greedy, on one thread, over prompts of 1,024 tokens in the mean. Those
+of different lengths ``generate`` pads and masks; those of one length it need not. Sides take turns:
+whole generations in rounds, and single steps one by one, for which ``generate`` gets a stopping
+criterion that stops nothing and takes a turn of ours.
 """
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -27,18 +29,21 @@ from ..models.attention import Part, Scoring, attention_on
 BATCHES = (8, 32)
 MIXED, EQUAL = (512, 1536), (1024, 1024)  # tokens of the shortest prompt and of the longest
 PREFIX = 768  # tokens that prompts of one length begin with in common
+NEW = 64  # tokens of a whole generation
 PAGE = 64
 WARM_UP = 3  # steps
 
 Step = Callable[[], object]
 Prompts = Sequence[list[int]]
 
+_names = map(str, itertools.count())  # of requests, and of namespaces that nobody shares
+
 
 def measure(repeats: int, progress: Callable[[], None]) -> list[dict[str, Any]]:
-    """Rows of name, ours, unit, peer, peer_value and ratio (ours / peer); medians over steps.
+    """Rows of name, ours, unit, peer, peer_value and ratio (ours / peer), by medians.
 
     Args:
-        repeats: steps of each side, at least 1.
+        repeats: steps of each side, at least 1; and an eighth as many whole generations.
         progress: called after each row.
     """
     rows = []
@@ -48,35 +53,55 @@ def measure(repeats: int, progress: Callable[[], None]) -> list[dict[str, Any]]:
         rows.append({"name": name, "ours": ours, "unit": unit} | both)
         progress()
 
+    def rates(name: str, tokens: int, peer: str, seconds: Sequence[float]) -> None:
+        add(name, tokens / seconds[0], "tokens/s", peer, tokens / seconds[1])
+
     with _one_thread(), torch.inference_mode():
         for batch in BATCHES:
             mixed, equal = (_prompts(batch, lengths) for lengths in (MIXED, EQUAL))
             with _decoding(equal, repeats) as engine:
-                whole, *parts = _interleaved(_step_and_parts(engine), repeats)
+                whole, *parts = _interleaved(_step_and_parts(engine), repeats, WARM_UP)
                 peer = "model without attention + attention alone"
                 add(f"step, batch {batch}", 1e3 * whole, "ms", peer, 1e3 * sum(parts))
-                name, peer = f"decode, batch {batch}", "transformers generate"
-                ours, theirs = _beside_generate(engine.turn, equal, repeats)
-                add(f"{name}, equal lengths", batch / ours, "tokens/s", peer, batch / theirs)
+                seconds, peer = _beside_generate(engine.turn, equal, repeats), "generate"
+                rates(f"decode, batch {batch}, equal lengths", batch, peer, seconds)
             with _decoding(mixed, repeats) as engine:
-                ours, theirs = _beside_generate(engine.turn, mixed, repeats)
-                add(f"{name}, padded", batch / ours, "tokens/s", peer, batch / theirs)
+                seconds = _beside_generate(engine.turn, mixed, repeats)
+                rates(f"decode, batch {batch}, padded", batch, peer, seconds)
+            with _engine(mixed, NEW) as engine:
+                sides = [lambda: _run(engine, mixed), _generation(mixed)]  # noqa: B023
+                seconds = _interleaved(sides, max(1, repeats // 8))
+            rates(f"prefill and {NEW} tokens, batch {batch}, padded", batch * NEW, peer, seconds)
         with _decoding(equal, repeats, "shared") as one, _decoding(equal, repeats) as other:
-            ours, theirs = _interleaved([one.turn, other.turn], repeats)
+            seconds = _interleaved([one.turn, other.turn], repeats, WARM_UP)
         peer = "the same prompts, not shared"
-        add(f"{name}, {PREFIX} in common", batch / ours, "tokens/s", peer, batch / theirs)
+        rates(f"decode, batch {batch}, {PREFIX} in common", batch, peer, seconds)
     return rows
 
 
 def _prompts(batch: int, lengths: tuple[int, int]) -> Prompts:
-    """Random tokens, at first the same as long as all prompts go on after. The longest is first."""
+    """Random tokens; the first are the same in all prompts. The longest prompt comes first."""
     random = np.random.default_rng(0)
-    text = random.integers(3, 2048, lengths[1])
-    prompts = []
-    for length in np.linspace(lengths[1], lengths[0], batch).round().astype(int):
-        own = max(0, length - PREFIX)
-        prompts.append([*text[: length - own].tolist(), *random.integers(3, 2048, own).tolist()])
-    return prompts
+    prefix = random.integers(3, 2048, PREFIX).tolist()
+    return [
+        (prefix + random.integers(3, 2048, length).tolist())[:length]
+        for length in np.linspace(lengths[1], lengths[0], batch).round().astype(int)
+    ]
+
+
+@contextmanager
+def _engine(prompts: Prompts, new: int) -> Iterator[Engine]:
+    """With room for all of ``prompts`` and ``new`` tokens of each."""
+    room = len(prompts) * (len(prompts[0]) + new + 2 * PAGE)
+    config = EngineConfig(
+        model=TARGET, page_size=PAGE, device_tokens=room, host_bytes=0, dtype="float32",
+        device="cpu", max_running=len(prompts),
+    )  # fmt: skip
+    engine = Engine(config)
+    try:
+        yield engine
+    finally:
+        engine.close()
 
 
 @contextmanager
@@ -87,23 +112,28 @@ def _decoding(prompts: Prompts, repeats: int, namespace: str | None = None) -> I
         namespace: where all prompts share what they have in common; None: each in its own.
     """
     new = 2 * (WARM_UP + repeats) + 4 * len(prompts)  # those that come first wait for the last
-    room = (len(prompts) + 1) * (len(prompts[0]) + new + PAGE)
-    config = EngineConfig(
-        model=TARGET, page_size=PAGE, device_tokens=room, host_bytes=0, dtype="float32",
-        device="cpu", max_running=len(prompts),
-    )  # fmt: skip
-    sampling = Sampling(temperature=0, max_tokens=new, ignore_eos=True)
-    engine = Engine(config)
-    try:
-        for i, tokens in enumerate(prompts):
-            where = f"{i}" if namespace is None else namespace
-            engine.send(Generate(id=f"{i}", tokens=tokens, sampling=sampling, namespace=where))
+    with _engine(prompts, new) as engine:
+        for tokens in prompts:
+            _send(engine, tokens, new, namespace or next(_names))
             engine.turn()
             while not all(seq.decoding for seq in engine.scheduler):
                 engine.turn()
         yield engine
-    finally:
-        engine.close()
+
+
+def _send(engine: Engine, tokens: list[int], new: int, namespace: str) -> None:
+    sampling = Sampling(temperature=0, max_tokens=new, ignore_eos=True)
+    name = next(_names)
+    engine.send(Generate(id=name, tokens=tokens, sampling=sampling, namespace=namespace))
+
+
+def _run(engine: Engine, prompts: Prompts) -> None:
+    """Whole generations, of which nothing is cached."""
+    for tokens in prompts:
+        _send(engine, tokens, NEW, next(_names))
+    engine.turn()
+    while any(True for _ in engine.scheduler):
+        engine.turn()
 
 
 def _step_and_parts(engine: Engine) -> list[Step]:
@@ -137,34 +167,38 @@ def _nothing(_module: object, query: Tensor, *_args: object, **_options: object)
     return query.transpose(1, 2), None
 
 
-def _beside_generate(turn: Step, prompts: Prompts, repeats: int) -> tuple[float, float]:
-    """Median seconds of a turn, and of a step of ``generate`` over the padded prompts."""
+def _generation(prompts: Prompts, new: int = NEW, **options: Any) -> Step:
+    """transformers' ``generate`` over the padded prompts."""
     import transformers
-
-    ours, theirs = [], []
-    end = 0.0
-
-    def between(tokens: Tensor, _scores: object) -> Tensor:
-        nonlocal end
-        theirs.append(time.perf_counter() - end)
-        ours.append(_seconds(turn))
-        end = time.perf_counter()
-        return torch.zeros(len(tokens), dtype=torch.bool)
 
     longest = max(len(tokens) for tokens in prompts)
     padded = torch.tensor([[0] * (longest - len(tokens)) + tokens for tokens in prompts])
     model = transformers.AutoModelForCausalLM.from_pretrained(TARGET, dtype=torch.float32)
     model.generation_config = transformers.GenerationConfig(
-        max_new_tokens=WARM_UP + repeats, do_sample=False, pad_token_id=0
+        max_new_tokens=new, do_sample=False, pad_token_id=0
     )
-    model.generate(padded, attention_mask=padded.sign(), stopping_criteria=[between])
-    return median(ours[WARM_UP:]), median(theirs[WARM_UP:])
+    return lambda: model.generate(padded, attention_mask=padded.sign(), **options)
 
 
-def _interleaved(steps: Sequence[Step], repeats: int) -> list[float]:
-    """Median seconds of each."""
-    taken = [[_seconds(step) for step in steps] for _ in range(WARM_UP + repeats)]
+def _beside_generate(turn: Step, prompts: Prompts, repeats: int) -> list[float]:
+    """Median seconds of a turn, and of a step of ``generate``."""
+    taken, end = [], 0.0
+
+    def between(tokens: Tensor, _scores: object) -> Tensor:
+        nonlocal end
+        theirs = time.perf_counter() - end
+        taken.append((_seconds(turn), theirs))
+        end = time.perf_counter()
+        return torch.zeros(len(tokens), dtype=torch.bool)
+
+    _generation(prompts, WARM_UP + repeats, stopping_criteria=[between])()
     return [median(times) for times in zip(*taken[WARM_UP:], strict=True)]
+
+
+def _interleaved(sides: Sequence[Step], repeats: int, warm_up: int = 0) -> list[float]:
+    """Median seconds of each."""
+    taken = [[_seconds(side) for side in sides] for _ in range(warm_up + repeats)]
+    return [median(times) for times in zip(*taken[warm_up:], strict=True)]
 
 
 def _seconds(step: Step) -> float:

@@ -54,7 +54,7 @@ def lay_out(
     shared = _shared(parts, page_tokens) if window is None else []
     alone = set(range(len(parts))).difference(*(members for members, _ in shared))
     spans, runs, order, row = [], [], [], 0
-    for members, end in [*shared, (list(alone), 0)]:
+    for members, end in [*shared, (sorted(alone), 0)]:
         if end:
             rows = slice(row, row + int(batch.rows[members].sum()))
             runs.append(batch.pages(rows, members[0], end))
@@ -84,6 +84,8 @@ def _shared(parts: Sequence[Part], page_tokens: int) -> list[tuple[list[int], in
         alike.setdefault((part.first, int(part.table[part.first // page_tokens])), []).append(i)
     found = []
     for (first, _), members in alike.items():
+        if len(members) == 1:
+            continue
         skip = first // page_tokens
         stop = min(parts[i].start for i in members) // page_tokens
         tables = np.stack([parts[i].table[skip:stop] for i in members])
