@@ -329,7 +329,8 @@ def bench(
         list[str],
         typer.Argument(
             metavar="PART...",
-            help="core, which is all of the cache's own; or tree8k, tree32k, tree131k.",
+            help="core: all of the cache's own, which is tree8k, tree32k, tree131k, residents, "
+            "memory, copies, files. Or decode, engine: the engine on it.",
         ),
     ],
     peer_sglang: Annotated[

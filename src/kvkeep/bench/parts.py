@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import cast
 
 from .measure import Row, Tell
 
@@ -45,6 +46,30 @@ def _memory(setting: Setting, tell: Tell) -> list[Row]:
     return measure_memory(1280 if setting.quick else 100_000, tell)
 
 
+def _copies(setting: Setting, tell: Tell) -> list[Row]:
+    from .copies import measure
+
+    rows = measure(1 if setting.quick else 256, setting.repeats, tell)
+    return cast(list[Row], rows)
+
+
+def _files(setting: Setting, tell: Tell) -> list[Row]:
+    from . import files
+    from .peers import stores
+
+    makes = stores(setting.sglang)
+    total = files.BATCH if setting.quick else files.TOTAL
+    sizes = (1 << 20, 64 << 10)
+    return [row for n in sizes for row in files.measure(n, total, makes, setting.repeats, tell)]
+
+
+def _decode(setting: Setting, tell: Tell) -> list[Row]:
+    from .decode import measure
+
+    rows = measure(setting.repeats, lambda: tell("decoding"))
+    return cast(list[Row], rows)
+
+
 def _engine(setting: Setting, tell: Tell) -> list[Row]:
     from . import engine
 
@@ -58,9 +83,12 @@ PARTS: dict[str, Callable[[Setting, Tell], list[Row]]] = {
     "tree131k": partial(_tree, 131_072, 50),
     "residents": _residents,
     "memory": _memory,
+    "copies": _copies,
+    "files": _files,
+    "decode": _decode,
     "engine": _engine,
 }
 """By name: ``measure(setting, tell) -> rows``."""
 
-CORE = ("tree8k", "tree32k", "tree131k")
+CORE = ("tree8k", "tree32k", "tree131k", "residents", "memory", "copies", "files")
 """Those that measure the cache, and neither models nor servers."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
+from . import files
 from .tree import Make
 
 
@@ -31,3 +32,13 @@ def indexes(sglang: Path | None, vllm: bool) -> dict[str, Make]:
         need_peer()
         makes["vLLM"] = VLLM
     return makes
+
+
+def stores(sglang: Path | None) -> dict[str, files.Make]:
+    """What our file store is compared with, by name. As :func:`indexes`."""
+    if sglang is None:
+        return {}
+    from .sglang import SGLangFiles, add_peer
+
+    add_peer(sglang)
+    return {"SGLang": SGLangFiles}

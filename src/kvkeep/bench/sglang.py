@@ -1,6 +1,6 @@
-"""SGLang's tree cores behind the same operations (read and run as of 0.5.23).
+"""SGLang's tree cores and its file backend behind the same operations (as of 0.5.23).
 
-The core is driven as SGLang's own cache drives it: keys are arrays made off the clock, inserting
+A core is driven as SGLang's own cache drives it: keys are arrays made off the clock, inserting
 frees the indices of what was there already, and evicting frees indices to its allocator. Of the
 two ways that allocator frees, it has the cheap one, a list of what came back; by default it copies
 all free page numbers at each call, which says nothing about a tree.
@@ -8,8 +8,10 @@ all free page numbers at each call, which says nothing about a tree.
 
 from __future__ import annotations
 
+import hashlib
 import sys
 from array import array
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ import numpy as np
 import torch
 
 from ..schema import ConfigError
+from .files import Bodies
 from .load import Load
 from .measure import Step
 
@@ -31,6 +34,7 @@ def add_peer(directory: Path) -> None:
     try:
         import sglang.srt.mem_cache.unified_radix_cache  # noqa: F401
     except Exception as error:
+        sys.path.remove(str(directory))
         raise ConfigError(f"SGLang in {directory} cannot be imported: {error}") from error
 
 
@@ -116,3 +120,27 @@ class SGLang:
         from sglang.srt.mem_cache.radix_cache import RadixKey
 
         return MatchPrefixParams(key=RadixKey(self._keys[i]))
+
+
+class SGLangFiles:
+    """``HiCacheFile``: a file per value, read and written one by one."""
+
+    def __init__(self, directory: Path, size: int) -> None:
+        from sglang.srt.mem_cache.hicache_storage import HiCacheFile, HiCacheStorageConfig
+
+        config = HiCacheStorageConfig(0, 1, 0, 1, 0, 1, False, False, True, "bench")
+        self._backend: Any = HiCacheFile(config, str(directory))
+
+    def write(self, first: int, bodies: Bodies) -> Step:
+        values = [torch.frombuffer(body, dtype=torch.uint8) for body in bodies]
+        return partial(self._backend.batch_set, self._keys(first, len(bodies)), values)
+
+    def read(self, first: int, out: Bodies) -> Step:
+        targets = [torch.frombuffer(body, dtype=torch.uint8) for body in out]
+        return partial(self._backend.batch_get, self._keys(first, len(out)), targets)
+
+    def close(self) -> None:
+        pass  # it keeps nothing open
+
+    def _keys(self, first: int, count: int) -> list[str]:
+        return [hashlib.sha256(b"%d" % i).hexdigest() for i in range(first, first + count)]
