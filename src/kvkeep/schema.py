@@ -247,7 +247,7 @@ class Schema:
 
 def root_key(namespace: str) -> bytes:
     """The chained key that the first page of ``namespace`` follows."""
-    name = namespace.encode()
+    name = namespace.encode("utf-8", "surrogatepass")  # JSON can hold what is no text
     return hashlib.sha256(b"%d:%d:" % (FORMAT_VERSION, len(name)) + name).digest()
 
 

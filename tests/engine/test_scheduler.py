@@ -156,13 +156,16 @@ class Babel:
         raise LookupError("no such language")
 
 
-def test_a_request_that_breaks_something_breaks_itself_only(tiny: Pair, tmp_path: Path) -> None:
-    with Rig(tiny, storage_dir=tmp_path) as rig:  # which no such name can be told
-        good = rig.send(prompt(40))
-        bad = rig.send(prompt(40, 1), namespace="\ud800")
-        rig.run()
-        assert rig.answers[good].finished.reason == "length"
-        assert isinstance(rig.answers[bad].end, Failed)
+def test_any_string_is_a_namespace(tiny: Pair, tmp_path: Path) -> None:
+    """Also one that is no text."""
+    with Rig(tiny, storage_dir=tmp_path) as rig:
+        assert rig.ask(prompt(40), namespace="\ud800").finished.reason == "length"
+        assert rig.ask(prompt(40), namespace="\ud801").finished.usage.cached_tokens["device"] == 0
+        assert rig.ask(prompt(40), namespace="\ud800").finished.usage.cached_tokens["device"] == 32
+
+
+def test_a_request_that_breaks_something_breaks_itself_only(tiny: Pair) -> None:
+    with Rig(tiny) as rig:
         good = rig.send(prompt(41))
         for turn in rig.turns():
             if turn == 3:
