@@ -840,6 +840,47 @@ MUTANTS = [
         "decay = 1.0",
         killer="test_recompute.py: forgets",
     ),
+    # --- steps that begin while their prefix is on its way
+    Mutant(
+        "a layer waits for the first of them only",
+        "a step reads what was there before",
+        "media/arrival.py",
+        "self._marks[bisect_left(self._layers, layer)]",
+        "self._marks[0]",
+        killer="test_loading.py: first_mark",
+    ),
+    Mutant(
+        "a loss is told to nobody",
+        "a step waits for ever, or reads what was there before",
+        "transfer.py",
+        "    ticket.arrival.fail()\n",
+        "    ticket.arrival.land()\n",
+        killer="test_loading.py: lost_on_the_way",
+    ),
+    Mutant(
+        "nobody knows where pages will be",
+        "a step writes over slot -1",
+        "lease.py",
+        "            slots[pages] = targets\n",
+        "",
+        killer="test_loading.py: tells_where",
+    ),
+    Mutant(
+        "who went on is measured by the hit rule again",
+        "pages that it has committed are taken from it",
+        "loading.py",
+        "lease.pages <= len(lease.origin)",
+        "True",
+        killer="test_loading.py: goes_on",
+    ),
+    Mutant(
+        "what was outrun stays pinned",
+        "a window's dead pages cannot be evicted",
+        "loading.py",
+        "                self._slots.slide(move.group, lease, group.needed(lease.pages).start)\n",
+        "                pass\n",
+        killer="test_loading.py: goes_on",
+    ),
     # --- bytes
     Mutant(
         "components lie over each other",
