@@ -34,6 +34,7 @@ def add_peer(directory: Path) -> None:
     try:
         import sglang.srt.mem_cache.unified_radix_cache  # noqa: F401
     except Exception as error:
+        sys.path.remove(str(directory))
         raise ConfigError(f"SGLang in {directory} cannot be imported: {error}") from error
 
 

@@ -1,0 +1,159 @@
+"""The bench room: what rows say, that sides do the same, and that it runs. No time is judged."""
+
+from __future__ import annotations
+
+import json
+import sys
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from kvkeep import cli
+from kvkeep.bench import files, tree
+from kvkeep.bench.index import Ours
+from kvkeep.bench.load import GROUPS, make_load
+from kvkeep.bench.measure import Samples, Step
+from kvkeep.bench.parts import CORE, PARTS
+from kvkeep.schema import ConfigError, StoreError
+
+PAGE = 16
+
+
+def bench(*arguments: object) -> str:
+    result = CliRunner().invoke(cli.app, ["bench", *map(str, arguments)])
+    if result.exception is not None:
+        raise result.exception
+    return result.output
+
+
+# --- rows
+
+
+def test_a_row_has_medians_and_their_ratio() -> None:
+    samples = Samples()
+    samples.taken("ours", "turn").extend([1e-6, 2e-6, 9e-6])
+    samples.taken("theirs", "turn").extend([4e-6] * 99 + [8e-6])
+    (row,) = samples.rows("8k", "ours", ["theirs"])
+    assert (row["name"], row["unit"], row["peer"]) == ("8k turn", "us", "theirs")
+    assert row["ours"] == pytest.approx(2)
+    assert row["peer_value"] == pytest.approx(4)
+    assert row["ratio"] == pytest.approx(0.5)
+    assert row["ours_p99"] == pytest.approx(8.86)
+    (row,) = samples.rows("8k", "ours", [])
+    assert (row["peer"], row["ratio"]) == (None, None)
+
+
+def test_time_is_taken_of_the_step_and_of_each_run() -> None:
+    samples, ran = Samples(), []
+    for i in range(3):
+        samples.time("ours", "turn", partial(ran.append, i))
+    assert ran == [0, 1, 2]
+    assert len(samples.taken("ours", "turn")) == 3
+
+
+# --- our side of the tree's benchmark
+
+
+def test_sequences_share_their_first_half_with_their_group() -> None:
+    load = make_load(GROUPS + 2, 64, PAGE)
+    assert (load.tokens[0, :32] == load.tokens[GROUPS, :32]).all()
+    assert (load.tokens[0, 32:] != load.tokens[GROUPS, 32:]).any()
+    assert (load.tokens[0, :32] != load.tokens[1, :32]).any()
+    assert (make_load(GROUPS + 2, 64, PAGE).tokens == load.tokens).all()
+
+
+@pytest.mark.parametrize("groups", [1, 4])
+def test_what_was_indexed_is_found_and_what_was_evicted_is_gone(groups: int) -> None:
+    load = make_load(GROUPS + 1, 256, PAGE)
+    side = Ours(load, groups)
+    assert side.begin(0) == 0
+    side.extend(0, 128)()
+    side.extend(0, 256)()
+    assert side.begin(0) == 256
+    assert side.begin(GROUPS) == 128
+    side.extend(GROUPS, 256)()
+    assert side.resident() == 16 + 8
+    assert len(side.match(0)()) == 16
+    assert len(side.match_list(0)()) == 16
+    side.evict(8)()
+    assert side.resident() == 16
+    assert side.begin(0) == 128
+
+
+@pytest.mark.parametrize("built", tree.BUILT)
+def test_a_life_fills_evicts_fills_again_and_evicts(built: str) -> None:
+    load = make_load(24, 2048, PAGE)
+    side, names = Ours(load), dict[str, int]()
+
+    def note(name: str, step: Step) -> None:
+        names[name] = names.get(name, 0) + 1
+        step()
+
+    tree.live(side, load, built, note)
+    growing = {"insert"} if built == "whole" else {"commit a chunk", "commit a page"}
+    matching = {"match", "match to slots", "match a list", "evict 64", "evict half"}
+    assert names.keys() == growing | {f"{name} ({built})" for name in matching}
+    assert names[f"match ({built})"] == 24
+    assert 0 < side.resident() <= load.pages // 2
+    side._residency.check()
+
+
+# --- stores
+
+
+def test_a_store_that_reads_other_bytes_is_no_peer(tmp_path: Path) -> None:
+    class Forgetful(files.Plain):
+        def read(self, first: int, out: files.Bodies) -> Step:
+            return lambda: None
+
+    with pytest.raises(StoreError, match="forgetful read other bytes"):
+        files.measure(1 << 20, files.BATCH, {"forgetful": Forgetful}, 1, lambda _: None)
+
+
+def test_plain_io_moves_all_bytes(tmp_path: Path) -> None:
+    bodies = np.random.default_rng(0).integers(256, size=(40, 65536), dtype=np.uint8)
+    side, out = files.Plain(tmp_path, 65536), np.zeros_like(bodies[:24])
+    side.write(0, [memoryview(body) for body in bodies])()
+    side.read(16, [memoryview(body) for body in out])()
+    assert (out == bodies[16:]).all()
+    side.close()
+
+
+# --- the command
+
+
+def test_core_runs_and_tells(tmp_path: Path) -> None:
+    file, chart = tmp_path / "rows.json", tmp_path / "chart.svg"
+    output = bench("core", "--quick", "--repeats", 1, "--json", file, "--plot", chart)
+    found = json.loads(file.read_text())
+    assert {"cpu", "cores", "memory_gib", "python", "torch", "commit"} <= found["machine"].keys()
+    assert tuple(found["parts"]) == CORE
+    for part, rows in found["parts"].items():
+        assert part in output
+        assert rows
+        for row in rows:
+            assert {"name", "ours", "unit", "peer", "peer_value", "ratio"} <= row.keys()
+            assert row["ours"] > 0
+            if row["peer"] is not None:
+                assert row["ratio"] == pytest.approx(row["ours"] / row["peer_value"])
+    assert "svg" in chart.read_text()[:500]
+
+
+def test_a_part_that_there_is_not(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot bench 'speed'; there are core, tree8k"):
+        bench("speed")
+    assert set(CORE) < set(PARTS)
+
+
+def test_a_peer_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("sglang", "vllm"):
+        monkeypatch.setitem(sys.modules, name, None)
+    path = list(sys.path)
+    with pytest.raises(ConfigError, match=r"SGLang in .* cannot be imported"):
+        bench("tree8k", "--quick", "--peer-sglang", tmp_path)
+    with pytest.raises(ConfigError, match="vLLM cannot be imported"):
+        bench("tree8k", "--quick", "--peer-vllm")
+    assert sys.path == path
