@@ -152,7 +152,7 @@ def test_a_peer_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     for name in ("sglang", "vllm"):
         monkeypatch.setitem(sys.modules, name, None)
     path = list(sys.path)
-    with pytest.raises(ConfigError, match="SGLang in .* cannot be imported"):
+    with pytest.raises(ConfigError, match=r"SGLang in .* cannot be imported"):
         bench("tree8k", "--quick", "--peer-sglang", tmp_path)
     with pytest.raises(ConfigError, match="vLLM cannot be imported"):
         bench("tree8k", "--quick", "--peer-vllm")

@@ -25,7 +25,7 @@ from ..stores.file import FileStore
 from .measure import Row, Samples, Step, Tell, uncollected
 
 OURS = "kvkeep"
-TOTAL = 256 << 20  # bytes that are written and read
+TOTAL = 64 << 20  # bytes that are written and read
 BATCH = 16 << 20  # bytes of one call of a store
 PORTION = 1 << 20  # bytes of one call of plain I/O: it is fastest so
 

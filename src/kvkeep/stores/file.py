@@ -197,8 +197,7 @@ class FileStore:
 
     def _find(self, keys: Sequence[Key]) -> list[Place | None]:
         known = self._known(keys)
-        places = self._catalog.ask(lambda index: index.find(known)) or [None] * len(known)
-        found = dict(zip(known, places, strict=True))
+        found = self._catalog.ask(lambda index: index.find(known)) or {}
         return [found.get(key) for key in keys]
 
     def _views(self, keys: Sequence[Key], buffers: Sequence[memoryview]) -> list[memoryview]:

@@ -19,14 +19,18 @@ failure the index may be damaged, which is found and costs the scan. Nothing wai
 
 from __future__ import annotations
 
+import itertools
 import os
 import sqlite3
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from ..schema import Key
 from .rows import TABLES, Found, Grant, Place, Punch, SlabRow, SlotRow, State, sound
+
+_VARIABLES = 1000  # of one statement; SQLite's own limit is 32,766
 
 BUSY_SECONDS = 10.0
 """How long to wait for another process, which holds the index for milliseconds."""
@@ -113,9 +117,17 @@ class Index:
 
     # -- records
 
-    def find(self, keys: Iterable[Key]) -> list[Place | None]:
-        """Where each record should be; None: it is not here. Keys of registered groups only."""
-        return [self._find(key) for key in keys]
+    def find(self, keys: Iterable[Key]) -> dict[Key, Place]:
+        """Where each record should be that is here. Keys of registered groups only."""
+        pages: dict[bytes, list[bytes]] = defaultdict(list)
+        for key in keys:
+            pages[key.group].append(key.page)
+        return {
+            Key(group, page): place
+            for group, wanted in pages.items()
+            for start in range(0, len(wanted), _VARIABLES)
+            for page, place in self._seek(self.ids[group], wanted[start : start + _VARIABLES])
+        }
 
     def allocate(self, keys: Sequence[Key], limit: int | None, owner: str, punch: Punch) -> Grant:
         """Claim slots for the keys that are not present; stamp those that are.
@@ -128,7 +140,7 @@ class Index:
         order = {key: i for i, key in enumerate(keys)}
         grant = Grant()
         with self._transaction():
-            grant.present = {key for key in order if self._find(key)}
+            grant.present = set(self.find(order))
             stamp = self._tick(len(keys))
             self._stamp((stamp + order[key], key) for key in grant.present)
             for slab in self.slabs():
@@ -136,13 +148,14 @@ class Index:
                     key for key in order
                     if key not in grant.present and self.ids[key.group] == slab.id
                 ]  # fmt: skip
-                numbers = sorted(self._take(slab, len(wanted), limit, stamp, owner, punch))
-                for key, number in zip(wanted[len(wanted) - len(numbers) :], numbers, strict=True):
-                    place = grant.claims[key] = Place(slab.id, number, stamp + order[key])
-                    self._db.execute(
-                        "UPDATE slot SET sequence = ?, used = ? WHERE slab = ? AND number = ?",
-                        (place.sequence, place.sequence, place.slab, place.number),
-                    )
+                numbers = sorted(self._take(slab, len(wanted), limit, stamp, punch))
+                wanted = wanted[len(wanted) - len(numbers) :]
+                places = [
+                    Place(slab.id, number, stamp + order[key])
+                    for key, number in zip(wanted, numbers, strict=True)
+                ]
+                self._claim(places, owner)  # before the next slab looks for victims
+                grant.claims |= zip(wanted, places, strict=True)
         return grant
 
     def publish(
@@ -155,19 +168,23 @@ class Index:
             that is not needed for that is freed, one that was claimed again is left alone.
         """
         with self._transaction():
-            for key, place in landed.items():
-                published = self._db.execute(
-                    "UPDATE OR IGNORE slot SET state = 1, page = ?, owner = NULL"
-                    " WHERE slab = ? AND number = ? AND sequence = ? AND state = 2",
-                    (key.page, *place),
-                )
-                if not published.rowcount and self._release(place) and not self._find(key):
-                    raise sqlite3.DatabaseError("a page is taken by no row")
+            published = self._db.executemany(
+                "UPDATE OR IGNORE slot SET state = 1, page = ?, owner = NULL"
+                " WHERE slab = ? AND number = ? AND sequence = ? AND state = 2",
+                ((key.page, *place) for key, place in landed.items()),
+            )
+            present = set(landed)
+            if published.rowcount != len(landed):  # others were faster, or claimed a slot again
+                found = self.find(landed)
+                present &= found.keys()
+                for key, place in landed.items():
+                    if found.get(key) != place and self._release(place) and key not in present:
+                        raise sqlite3.DatabaseError("a page is taken by no row")
             freed = [place for place in abandoned if self._release(place)]
             slabs = {slab.id: slab for slab in self.slabs()} if freed else {}
             for place in freed:
                 self._evict(slabs[place.slab], place.number, punch)
-            return {key for key in landed if self._find(key)}
+            return present
 
     def clear(self, places: Mapping[Key, Place]) -> set[Key]:
         """Take back rows whose record proved bad, unless they have changed since: compare, delete.
@@ -177,7 +194,7 @@ class Index:
         """
         with self._transaction():
             cleared = {key for key, place in places.items() if self._clear(key, place)}
-            if any(self._seek(place.slab, key.page) == place for key, place in places.items()):
+            if any((key.page, p) in self._seek(p.slab, [key.page]) for key, p in places.items()):
                 raise sqlite3.DatabaseError("a row is found and is not there")
             return cleared
 
@@ -190,9 +207,8 @@ class Index:
         """Forget records and give their bytes back."""
         with self._transaction():
             slabs = {slab.id: slab for slab in self.slabs()}
-            for key in keys:
-                place = self._find(key)
-                if place and not self._evict(slabs[place.slab], place.number, punch):
+            for key, place in self.find(keys).items():
+                if not self._evict(slabs[place.slab], place.number, punch):
                     self._clear(key, place)
 
     def shrink(self, limit: int, punch: Punch) -> int:
@@ -232,17 +248,16 @@ class Index:
         )
         return [SlotRow(*sound(row, blob=2)) for row in rows]
 
-    # -- statements; all but _find and _seek run inside a transaction
+    # -- statements; all but _seek run inside a transaction
 
-    def _find(self, key: Key) -> Place | None:
-        return self._seek(self.ids[key.group], key.page)
-
-    def _seek(self, slab: int, page: bytes) -> Place | None:
-        row = self._db.execute(
-            "SELECT slab, number, sequence FROM slot WHERE slab = ? AND page = ? AND state = 1",
-            (slab, page),
-        ).fetchone()
-        return Place(*sound(row)) if row else None
+    def _seek(self, slab: int, pages: Sequence[bytes]) -> list[tuple[bytes, Place]]:
+        # one statement for all takes a sixth of the time of one each
+        rows = self._db.execute(
+            "SELECT page, slab, number, sequence FROM slot INDEXED BY slot_page"
+            f" WHERE slab = ? AND state = 1 AND page IN ({', '.join('?' * len(pages))})",
+            (slab, *pages),
+        )
+        return [(page, Place(*place)) for page, *place in (sound(row, blob=0) for row in rows)]
 
     def _tick(self, count: int) -> int:
         """The first of ``count`` new stamps."""
@@ -256,39 +271,41 @@ class Index:
         )
 
     def _take(
-        self, slab: SlabRow, count: int, limit: int | None, stamp: int, owner: str, punch: Punch
+        self, slab: SlabRow, count: int, limit: int | None, stamp: int, punch: Punch
     ) -> list[int]:
-        """Up to ``count`` slots of ``slab``, claimed for ``owner``."""
-        taken: list[int] = []
-
-        def claim(number: int) -> None:
-            self._db.execute(
-                "INSERT INTO slot VALUES (:slab, :number, 2, NULL, 0, 0, :owner)"
-                " ON CONFLICT DO UPDATE SET state = 2, page = NULL, owner = :owner",
-                {"slab": slab.id, "number": number, "owner": owner},
-            )
-            taken.append(number)
-
-        for number in self._numbers(slab, State.FREE, count):
-            claim(number)
+        """Up to ``count`` slots of ``slab`` that may be claimed."""
+        taken = self._numbers(slab, State.FREE, count)
+        self._db.executemany(  # so that they are no victims
+            "UPDATE slot SET state = 2 WHERE slab = ? AND number = ?", ((slab.id, n) for n in taken)
+        )
+        grown = 0
+        (end,) = self._row("SELECT coalesce(max(number) + 1, 0) FROM slot WHERE slab = ?", slab.id)
+        growth = itertools.chain(
+            self._numbers(slab, State.HOLE, count - len(taken)), itertools.count(end)
+        )
         room = slab.stride * count if limit is None else limit - self.held_bytes()
         victims = self._victims(stamp, slab.stride * (count - len(taken)))
         while len(taken) < count:
             if room >= slab.stride:
-                (end,) = self._row(
-                    "SELECT coalesce(max(number) + 1, 0) FROM slot WHERE slab = ?", slab.id
-                )
-                claim(next(iter(self._numbers(slab, State.HOLE, 1)), end))
-                self._hold(slab, +1)
+                taken.append(next(growth))
+                grown += 1
                 room -= slab.stride
             elif victim := next(victims, None):
                 if victim[0].id == slab.id:
-                    claim(victim[1])
+                    taken.append(victim[1])
                 elif self._evict(*victim, punch):
                     room += victim[0].stride
             else:
                 break
+        self._hold(slab, grown)
         return taken
+
+    def _claim(self, places: Iterable[Place], owner: str) -> None:
+        self._db.executemany(
+            "INSERT INTO slot VALUES (?1, ?2, 2, NULL, ?3, ?3, ?4) ON CONFLICT DO UPDATE"
+            " SET state = 2, page = NULL, sequence = ?3, used = ?3, owner = ?4",
+            ((*place, owner) for place in places),
+        )
 
     def _victims(self, stamp: int, need: int) -> Iterator[tuple[SlabRow, int]]:
         """Slots that may be recycled, the first to go first: at least ``need`` bytes if there are.
