@@ -5,10 +5,9 @@ The demo pair in float32. Each prompt is computed once and goes to storage; then
 are emptied, and it comes back, from the page cache of the operating system. The sides take turns,
 and rows have the medians.
 
-The draft's extra time is of what brings state back: from a request's arrival until all of it is on
-the device (``Usage.wait_ms``: question, read, load, and whatever lies between). With a draft that
-may take longer by the draft's share of the bytes, which is its row's peer: bytes of the draft's
-state per byte of the target's.
+The draft's extra time is of what brings state back: what a first token takes longer after a hit in
+storage than after one on the device. With a draft that may be more by the draft's share of the
+bytes, which is its row's peer: bytes of the draft's state per byte of the target's.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ class Side:
         return self._store
 
     def first_token(self, tokens: Sequence[int], bytes_per_second: float = FAST) -> Usage:
-        """What it took; all state of it is in storage alone when this returns."""
+        """What it took."""
         self._store.bytes_per_second = bytes_per_second
         sampling = Sampling(temperature=0.0, max_tokens=1, ignore_eos=True)
         self._engine.send(Generate(id="", tokens=list(tokens), sampling=sampling))
@@ -68,10 +67,13 @@ class Side:
         usage = self._replies[-1].usage
         self._replies.clear()
         self._store.bytes_per_second = FAST
+        return usage
+
+    def empty(self) -> None:
+        """Leave everything in storage, and nothing in memory."""
         self._engine.cache.drain()
         for tier in ("device", "host"):
             self._engine.cache.evict(tier)
-        return usage
 
     def close(self) -> None:
         self._engine.close()
@@ -82,16 +84,28 @@ class Times:
 
     def __init__(self) -> None:
         self.cold: list[float] = []  # to the first token, computed
-        self.stored: list[float] = []  # to the first token, from storage
-        self.back: list[float] = []  # until all state was back from storage
-        self.size = 0  # bytes of that
+        self.stored: list[float] = []  # to the first token, after a hit in storage, ...
+        self.there: list[float] = []  # ... and on the device
+        self.size = 0  # bytes of the state
 
-    def restored(self, usage: Usage) -> None:
-        if usage.cached_tokens["storage"] != usage.prompt_tokens - 1:
-            raise InvariantError(f"not all came back from storage: {usage.cached_tokens}")
-        self.stored.append(usage.ttft_ms)
-        self.back.append(usage.wait_ms)
-        self.size = usage.loaded_bytes
+    def compute(self, side: Side, prompt: Sequence[int]) -> None:
+        self.cold.append(side.first_token(prompt).ttft_ms)
+        side.empty()
+
+    def restore(self, side: Side, prompt: Sequence[int]) -> None:
+        stored, there = side.first_token(prompt), side.first_token(prompt)
+        found = stored.cached_tokens["storage"], there.cached_tokens["device"]
+        if found != (len(prompt) - 1, len(prompt) - 1):
+            raise InvariantError(f"of {len(prompt) - 1} tokens only {found} were hit")
+        self.stored.append(stored.ttft_ms)
+        self.there.append(there.ttft_ms)
+        self.size = stored.loaded_bytes
+        side.empty()
+
+    @property
+    def back(self) -> float:
+        """Milliseconds that bringing the state back takes."""
+        return median(self.stored) - median(self.there)
 
 
 def measure(repeats: int, tell: Tell, lengths: Sequence[int] = LENGTHS) -> list[Row]:
@@ -103,38 +117,43 @@ def measure(repeats: int, tell: Tell, lengths: Sequence[int] = LENGTHS) -> list[
     rows = []
     with _side(None) as plain, _side(DRAFT) as drafting, _side(DRAFT, "auto") as throttled:
         for side in (plain, drafting, throttled):  # what happens once only, happens before
-            side.first_token(_prompt(lengths[0], 0))
-            side.first_token(_prompt(lengths[0], 0), SLOW if side is throttled else FAST)
+            for rate in (FAST, SLOW if side is throttled else FAST):
+                side.first_token(_prompt(lengths[0], 0), rate)
+                side.empty()
         for length in lengths:
-            sides = [(plain, Times()), (drafting, Times())]
-            slow, cold = [], []
+            without, having = Times(), Times()
+            cold: list[float] = []
+            slow: list[float] = []
             for turn in range(1, repeats + 1):
                 tell(f"{length} tokens from storage, turn {turn} of {repeats}")
                 prompt = _prompt(length, turn)
-                for side, times in sides:
-                    times.cold.append(side.first_token(prompt).ttft_ms)
-                for side, times in sides * RETURNS:
-                    times.restored(side.first_token(prompt))
-                cold.append(throttled.first_token(prompt).ttft_ms)
-                slow.append(throttled.first_token(prompt, SLOW).ttft_ms)
-            found = _rows(length, *(times for _, times in sides))
-            found.append(
-                row(f"{length} tokens {SLOWLY}", median(slow), "ms", "computed", median(cold))
-            )
-            for one in found:
-                one["tokens"] = length
-            rows += found
+                _turn([(plain, without), (drafting, having)], prompt)
+                for kept, rate in ((cold, FAST), (slow, SLOW)):
+                    kept.append(throttled.first_token(prompt, rate).ttft_ms)
+                    throttled.empty()
+            rows += _rows(length, without, having, median(slow), median(cold))
     return rows
 
 
-def _rows(length: int, without: Times, having: Times) -> list[Row]:
+def _turn(sides: list[tuple[Side, Times]], prompt: Sequence[int]) -> None:
+    for side, times in sides:
+        times.compute(side, prompt)
+    for side, times in sides * RETURNS:
+        times.restore(side, prompt)
+
+
+def _rows(length: int, without: Times, having: Times, slow: float, cold: float) -> list[Row]:
     label = f"{length} tokens"
-    extra = median(having.back) / median(without.back) - 1
-    share = having.size / without.size - 1
-    return [
+    extra, share = having.back / without.back - 1, having.size / without.size - 1
+    rows = [
         row(f"{label} {STORED}{more}", median(one.stored), "ms", "computed", median(one.cold))
         for one, more in ((having, ""), (without, ", no draft"))
-    ] + [row(f"{label} back, extra for the draft", extra, "", "its bytes", share)]
+    ]
+    rows.append(row(f"{label} back, extra for the draft", extra, "", "its bytes", share))
+    rows.append(row(f"{label} {SLOWLY}", slow, "ms", "computed", cold))
+    for one in rows:
+        one["tokens"] = length
+    return rows
 
 
 @contextmanager
