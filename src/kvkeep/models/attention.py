@@ -76,13 +76,13 @@ class Plan(Protocol):
 
 
 @runtime_checkable
-class Replayed(Plan, Protocol):
-    """A plan of sequences with one row each, made of nothing but tensors and what stays the same
-    from step to step: other tensors of these shapes are the plan of another step."""
+class Replayable(Plan, Protocol):
+    """A plan made of nothing but tensors and what stays the same from step to step, if sequences
+    have equally many rows: other tensors of these shapes are the plan of another step."""
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """``[sequences, ...]`` each; ``positions`` is the first."""
+        """``[sequences, ...]`` each; positions ``[sequences, rows]`` are the first."""
 
     def over(self, tensors: Sequence[Tensor]) -> Self:
         """The plan that has these in place of its own."""

@@ -39,8 +39,7 @@ class PagedAttention:
 
 @dataclass(frozen=True)
 class PagedPlan:
-    """A :class:`~kvkeep.models.attention.Plan`, and a :class:`~kvkeep.models.attention.Replayed`
-    if its sequences have one row each."""
+    """A :class:`~kvkeep.models.attention.Replayable`."""
 
     blocks: Blocks
     programs: int
@@ -72,10 +71,11 @@ class PagedPlan:
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         b = self.blocks
-        return b.positions, b.index, b.tables, b.firsts
+        positions, index = (x.view(len(b.tables), -1) for x in (b.positions, b.index))
+        return positions, index, b.tables, b.firsts
 
     def over(self, tensors: Sequence[Tensor]) -> PagedPlan:
         positions, index, tables, firsts = tensors
         b = self.blocks
-        blocks = Blocks.single(positions, index, tables, firsts, b.page_tokens, b.window)
+        blocks = Blocks.even(positions, index, tables, firsts, b.page_tokens, b.window)
         return PagedPlan(blocks, self.programs)

@@ -30,23 +30,23 @@ class Blocks:
     begins: Tensor  # [sequences + 1] int32, where each sequence's rows begin, and their number
     page_tokens: int
     window: int | None  # positions that a row sees, its own included; None: all up to its own
-    counts: NDArray[np.int64] | None = None  # rows of each sequence; None: one each
-    gaps: bool = True  # some firsts may not be 0
+    longest: int  # the most rows of a sequence
+    gaps: bool  # some firsts may not be 0
+    counts: NDArray[np.int64] | None = None  # rows of each sequence; None: ``longest`` each
     _tiles: dict[int, Tensor] = field(default_factory=dict)
 
     @classmethod
-    def single(
+    def even(
         cls, positions: Tensor, index: Tensor, tables: Tensor, firsts: Tensor,
         page_tokens: int, window: int | None,
     ) -> Blocks:  # fmt: skip
-        """Of sequences with one row each."""
-        begins = torch.arange(len(tables) + 1, dtype=torch.int32, device=tables.device)
-        return cls(positions, index, tables, firsts, begins, page_tokens, window)
-
-    @property
-    def longest(self) -> int:
-        """The most rows of a sequence."""
-        return 1 if self.counts is None else int(self.counts.max())
+        """Of sequences with equally many rows: positions and index are ``[sequences, rows]``."""
+        sequences, rows = positions.shape
+        begins = rows * torch.arange(sequences + 1, dtype=torch.int32, device=tables.device)
+        return cls(
+            positions.flatten(), index.flatten(), tables, firsts, begins, page_tokens, window,
+            rows, gaps=True,
+        )  # fmt: skip
 
     @property
     def capacity(self) -> int:
@@ -64,9 +64,12 @@ class Blocks:
         return self._tiles[size]
 
     def _cut(self, size: int) -> Tensor:
-        if self.counts is None:
-            sequences = self.begins[:-1]
-            return torch.stack((sequences, torch.zeros_like(sequences)), 1)
+        if self.counts is None:  # without a word to the host, so that it can be recorded
+            sequences, skips = (
+                torch.arange(0, stop, step, dtype=torch.int32, device=self.tables.device)
+                for stop, step in ((len(self.tables), 1), (self.longest, size))
+            )
+            return torch.cartesian_prod(sequences, skips).view(-1, 2)
         each = -(-self.counts // size)
         skip = np.arange(each.sum()) - np.repeat(each.cumsum() - each, each)
         tiles = np.stack((np.repeat(np.arange(len(each)), each), size * skip), 1)
@@ -92,9 +95,11 @@ def block_tables(
     def on(array: NDArray[Any], dtype: type = np.int32) -> Tensor:
         return torch.from_numpy(array.astype(dtype)).to(device)
 
+    longest = int(counts.max())
+    even = counts.min() == longest
     return Blocks(
         on(positions, np.int64), on(index, np.int64), on(tables), on(firsts), on(begins),
-        page_tokens, window, counts if counts.max() > 1 else None, bool(firsts.any()),
+        page_tokens, window, longest, bool(firsts.any()), None if even else counts,
     )  # fmt: skip
 
 

@@ -1,0 +1,122 @@
+"""Decoding steps as CUDA graphs: what a step tells the device is recorded once, then replayed.
+
+A step of few rows is thousands of small kernels, and telling them takes the host longer than the
+device needs to run them. In a recording nothing is told anew, so its inputs must be tensors of
+fixed shapes at fixed addresses: batches are filled up to a power of two.
+
+The idea is that of every serving engine with CUDA graphs, first vLLM's.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+_log = logging.getLogger(__name__)
+
+Tensors = tuple[Tensor, ...]
+Record = Callable[[Callable[[], Tensors]], Callable[[], Tensors]]
+"""Runs a function that reads and writes tensors in place, and returns what does that again."""
+
+
+class _Recording(NamedTuple):
+    inputs: Tensors
+    replay: Callable[[], Tensors]
+
+
+class Graphs:
+    """Recordings of functions of tensors. The engine's thread only.
+
+    A function runs once as it is before it is recorded, so running it twice on the same tensors
+    must do what running it once does. One that makes the host wait for the device cannot be
+    recorded (experts that look at what is routed to them, say): it is run as it is from then on.
+
+    Args:
+        record: what makes recordings.
+    """
+
+    def __init__(self, record: Record | None = None) -> None:
+        self._record = record or cuda_graphs()
+        self._recordings: dict[Hashable, _Recording] = {}
+        self._refused: set[Hashable] = set()
+
+    def run(
+        self, name: Hashable, function: Callable[[Tensors], Tensors], inputs: Sequence[Tensor]
+    ) -> Tensors:
+        """``function(inputs)``.
+
+        Args:
+            name: stands for the function and all that it reads besides, always the same tensors.
+            inputs: ``[sequences, ...]`` each, at least one. A batch is filled up with its last one.
+
+        Returns:
+            ``[sequences, ...]`` each, the caller's own.
+        """
+        if name in self._refused:
+            return function(tuple(inputs))
+        count = len(inputs[0])
+        size = 1 << (count - 1).bit_length()
+        key = (name, size, *(x.shape[1:] for x in inputs))
+        recording = self._recordings.get(key)
+        if recording is None:
+            buffers = tuple(x.new_empty(size, *x.shape[1:]) for x in inputs)
+            _fill(buffers, inputs)
+            try:
+                recording = _Recording(buffers, self._record(lambda: function(buffers)))
+            except NotRecordable as why:
+                _log.warning("decoding is not recorded: %s", why)
+                self._refused.add(name)
+                return function(tuple(inputs))
+            self._recordings[key] = recording
+        _fill(recording.inputs, inputs)
+        return tuple(x[:count].clone() for x in recording.replay())
+
+
+class NotRecordable(Exception):
+    """A function does what cannot be recorded."""
+
+
+def cuda_graphs() -> Record:
+    """Recordings as CUDA graphs, which share the memory of what they do not return."""
+    pool = torch.cuda.graph_pool_handle()
+
+    def record(function: Callable[[], Tensors]) -> Callable[[], Tensors]:
+        function()  # kernels are compiled and tuned
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with _no_waiting():
+                function()
+            with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+                outputs = function()
+        except RuntimeError as error:
+            raise NotRecordable(str(error)) from error
+
+        def replay() -> Tensors:
+            graph.replay()
+            return outputs
+
+        return replay
+
+    return record
+
+
+@contextmanager
+def _no_waiting() -> Iterator[None]:
+    """What makes the host wait for the device raises RuntimeError."""
+    mode = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(mode)
+
+
+def _fill(buffers: Sequence[Tensor], inputs: Sequence[Tensor]) -> None:
+    for buffer, one in zip(buffers, inputs, strict=True):
+        buffer[: len(one)].copy_(one)
+        buffer[len(one) :].copy_(one[-1:])
