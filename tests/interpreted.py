@@ -1,4 +1,5 @@
-"""Triton's interpreter, for kernels on CPU tensors. Import this before any kernel.
+"""Triton's interpreter, for kernels on CPU tensors; import this before any kernel. Where there is a
+CUDA device, kernels are compiled for it instead: one process cannot do both.
 
 Its loops fail on NumPy 2.4 and later up to Triton 3.6; mended as in Triton's pull request 9172.
 """
@@ -10,9 +11,10 @@ from typing import Any
 
 import torch
 
-os.environ.setdefault("TRITON_INTERPRET", str(int(not torch.cuda.is_available())))
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+os.environ.setdefault("TRITON_INTERPRET", str(int(DEVICE.type == "cpu")))
 
-from triton.runtime import interpreter
+from triton.runtime import interpreter  # noqa: E402
 
 _patch = interpreter._patch_lang_tensor
 

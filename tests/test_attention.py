@@ -90,7 +90,8 @@ def run(
     queries, keys, values = state[0::3], state[1::3], state[2::3]
     pools = []
     for rows in (keys, values):
-        pool = torch.full((SLOTS, PAGE, *rows[0].shape[1:]), torch.nan).to(kept or rows[0].dtype)
+        pool = rows[0].new_full((SLOTS, PAGE, *rows[0].shape[1:]), torch.nan)
+        pool = pool.to(kept or rows[0].dtype)
         firsts = [max(p.first, np.count_nonzero(p.table < 0) * PAGE) for p in parts]
         before = [
             Part(p.table, first, p.start - first)

@@ -45,6 +45,11 @@ class Graphs:
         self._recordings: dict[Hashable, _Recording] = {}
         self._refused: set[Hashable] = set()
 
+    @property
+    def recorded(self) -> int:
+        """How many recordings there are."""
+        return len(self._recordings)
+
     def run(
         self, name: Hashable, function: Callable[[Tensors], Tensors], inputs: Sequence[Tensor]
     ) -> Tensors:
