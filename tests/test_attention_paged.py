@@ -5,6 +5,11 @@ The interpreter's matrix product takes bfloat16 for integers, so rows are float3
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -129,3 +134,11 @@ def test_flash_attention_of_pytorch_is_tried_before_it_is_used(
     for cached in (attention_varlen._works, attention_varlen._parameters):
         cached.cache_clear()
     assert attention_varlen._works(DEVICE, torch.float32, 4, (PAGE, 2, DIM)) == right
+
+
+@pytest.mark.skipif(DEVICE.type == "cuda", reason="there is a device to compile for")
+def test_kernels_compile_for_a_device_that_is_not_there() -> None:
+    script = Path(__file__).with_name("compile_kernels.py")
+    paths = os.pathsep.join(sys.path)
+    environment = {**os.environ, "PYTHONPATH": paths, "TRITON_INTERPRET": "0"}
+    subprocess.run([sys.executable, script, "90"], env=environment, check=True, timeout=240)

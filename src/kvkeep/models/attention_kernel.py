@@ -55,7 +55,7 @@ def attend(
         PAGE=blocks.page_tokens, WINDOW=blocks.window or 0, SOFTCAP=scoring.softcap is not None,
         GROUP=group, ROWS=tile, M=product, N=length,
         DIM=dim, VALUE_DIM=value_dim, D=width[0], V=width[1],
-        num_warps=8 if product * width[1] > 1 << 13 else 4, num_stages=2,
+        num_warps=8 if product * width[1] > 1 << 13 else 4, num_stages=3,
     )  # fmt: skip
     if not whole:
         _merge[rows, heads](
