@@ -41,11 +41,11 @@ def block_tables(monkeypatch: pytest.MonkeyPatch) -> None:
         query: Tensor, keys: Tensor, values: Tensor, blocks: Blocks, scoring: Scoring, _: int
     ) -> Tensor:
         options, out = Options(blocks.window, scoring.softcap, scoring.sinks), []
+        starts, firsts = blocks.positions.tolist(), blocks.firsts.tolist()
         for i, (begin, end) in enumerate(pairwise(blocks.begins.tolist())):
-            start, first = int(blocks.positions[begin]), int(blocks.firsts[i])
             seen = [x[blocks.tables[i]].flatten(0, 1) for x in (keys, values)]
             rows = query[begin:end] * (scoring.scale / SCALE)
-            out.append(plain(rows, *seen, start, first, options))
+            out.append(plain(rows, *seen, starts[begin], firsts[i], options))
         return torch.cat(out).to(query.dtype)
 
     monkeypatch.setattr(attention_kernel, "attend", attend)
@@ -59,7 +59,6 @@ class Again:
         self.recorded = self.replayed = 0
 
     def __call__(self, function: Callable[[], Tensors]) -> Callable[[], Tensors]:
-        function()
         self.recorded += 1
 
         def replay() -> Tensors:
@@ -91,7 +90,7 @@ def same(found: tuple[list[list[int]], list[Tensor]], expected: object) -> None:
     torch.testing.assert_close(found[1], held, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("kind", ["llama", "gemma2", "gpt-oss"])
+@pytest.mark.parametrize("kind", ["llama", "gemma2", "gpt-oss", "qwen3-moe"])
 def test_steps_of_one_row(tmp_path: Path, kind: str) -> None:
     model, record = load(tmp_path, kind), Again()
     expected = serve(model)
@@ -137,6 +136,27 @@ def test_what_cannot_be_recorded_is_run_as_it_is() -> None:
         (found,) = graphs.run("double", lambda x: (2 * x[0],), (torch.tensor([i, 1]),))
         assert found.tolist() == [2 * i, 2]
     assert len(tried) == 1
+
+
+@pytest.mark.parametrize(
+    "waiting",
+    [
+        lambda x: x[x > 1],
+        lambda x: x.nonzero(),
+        lambda x: x * x.sum().item(),
+        lambda x: x * int(x[0] > 1),
+        lambda x: x.to("meta"),
+    ],
+    ids=["mask", "nonzero", "item", "if", "another device"],
+)
+def test_what_makes_the_host_wait_is_not_recorded(waiting: Callable[[Tensor], Tensor]) -> None:
+    record, x = Again(), torch.tensor([1.0, 2.0])
+    graphs = Graphs(record)
+    (found,) = graphs.run("waits", lambda inputs: (waiting(inputs[0]),), (x,))
+    assert found.shape == waiting(x).shape
+    (found,) = graphs.run("looks up", lambda inputs: (inputs[0][torch.tensor([1, 0])],), (x,))
+    assert found.tolist() == [2.0, 1.0]
+    assert record.recorded == 1
 
 
 def test_what_a_recording_returns_is_not_overwritten() -> None:

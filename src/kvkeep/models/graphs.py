@@ -10,18 +10,22 @@ The idea is that of every serving engine with CUDA graphs, first vLLM's.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import NamedTuple
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
+
+_WAITING = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+"""What PyTorch says of operations whose outcome the host must know."""
 
 _log = logging.getLogger(__name__)
 
 Tensors = tuple[Tensor, ...]
 Record = Callable[[Callable[[], Tensors]], Callable[[], Tensors]]
-"""Runs a function that reads and writes tensors in place, and returns what does that again."""
+"""Makes of a function what does the same to the same tensors again."""
 
 
 class _Recording(NamedTuple):
@@ -32,9 +36,9 @@ class _Recording(NamedTuple):
 class Graphs:
     """Recordings of functions of tensors. The engine's thread only.
 
-    A function runs once as it is before it is recorded, so running it twice on the same tensors
-    must do what running it once does. One that makes the host wait for the device cannot be
-    recorded (experts that look at what is routed to them, say): it is run as it is from then on.
+    Before a function is recorded it runs as it is, so running it twice on the same tensors must do
+    what running it once does. One in which the host waits for the device cannot be recorded (say,
+    of experts that are asked what is routed to them): it is run as it is from then on.
 
     Args:
         record: what makes recordings.
@@ -72,7 +76,7 @@ class Graphs:
             buffers = tuple(x.new_empty(size, *x.shape[1:]) for x in inputs)
             _fill(buffers, inputs)
             try:
-                recording = _Recording(buffers, self._record(lambda: function(buffers)))
+                recording = _Recording(buffers, self._new(lambda: function(buffers)))
             except NotRecordable as why:
                 _log.warning("decoding is not recorded: %s", why)
                 self._refused.add(name)
@@ -80,6 +84,12 @@ class Graphs:
             self._recordings[key] = recording
         _fill(recording.inputs, inputs)
         return tuple(x[:count].clone() for x in recording.replay())
+
+    def _new(self, function: Callable[[], Tensors]) -> Callable[[], Tensors]:
+        function()  # kernels are compiled and chosen, which may do anything
+        with _Watch():  # type: ignore[no-untyped-call]
+            function()
+        return self._record(function)
 
 
 class NotRecordable(Exception):
@@ -91,11 +101,8 @@ def cuda_graphs() -> Record:
     pool = torch.cuda.graph_pool_handle()
 
     def record(function: Callable[[], Tensors]) -> Callable[[], Tensors]:
-        function()  # kernels are compiled and tuned
         graph = torch.cuda.CUDAGraph()
-        try:
-            with _no_waiting():
-                function()
+        try:  # other threads go on copying meanwhile
             with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
                 outputs = function()
         except RuntimeError as error:
@@ -110,15 +117,22 @@ def cuda_graphs() -> Record:
     return record
 
 
-@contextmanager
-def _no_waiting() -> Iterator[None]:
-    """What makes the host wait for the device raises RuntimeError."""
-    mode = torch.cuda.get_sync_debug_mode()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode(mode)
+class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Looks out for what cannot be recorded, in the calling thread alone.
+
+    Raises:
+        NotRecordable: the host waits for what the device computes, or bytes go between them.
+    """
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        tensors = [x for x in tree_iter((args, kwargs, out)) if isinstance(x, Tensor)]
+        waits = not _WAITING.isdisjoint(func.tags)
+        if func is torch.ops.aten.index.Tensor:  # for masks only: whole numbers are no question
+            waits = any(x.dtype in (torch.bool, torch.uint8) for x in tensors[1:-1])
+        if waits or len({x.device for x in tensors if x.dim()}) > 1:
+            raise NotRecordable(f"the host and the device wait for each other in {func}")
+        return out
 
 
 def _fill(buffers: Sequence[Tensor], inputs: Sequence[Tensor]) -> None:
