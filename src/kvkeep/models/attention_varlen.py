@@ -67,12 +67,12 @@ def _works(device: torch.device, dtype: torch.dtype, heads: int, page: tuple[int
     def ints(*values: Any, dtype: torch.dtype = torch.int32) -> Tensor:
         return torch.tensor(values, device=device, dtype=dtype)
 
-    positions = ints(size, size + 1, size + 2, 0, 1, dtype=torch.int64)  # the index is not read
+    positions = ints(2 * size - 2, 2 * size - 1, 0, dtype=torch.int64)  # the index is not read
     blocks = Blocks(
-        positions, positions, ints((2, 0), (1, 1)), ints(0, 0), ints(0, 3, 5), size, None,
-        longest=3, gaps=False, counts=np.array((3, 2)),
+        positions, positions, ints((2, 0), (1, 1)), ints(0, 0), ints(0, 2, 3), size, None,
+        longest=2, gaps=False, counts=np.array((2, 1)),
     )  # fmt: skip
-    query, keys, values = random(5, heads, page[2]), random(3, *page), random(3, *page)
+    query, keys, values = random(3, heads, page[2]), random(3, *page), random(3, *page)
     scoring = Scoring(page[2] ** -0.5, sinks=random(heads))
     expected = attention_kernel.attend(query, keys, values, blocks, scoring, 1)
     try:
