@@ -12,8 +12,12 @@ MODEL_TESTS := $(addprefix tests/,test_families.py test_models.py test_runner.py
 	test_states.py test_drafts.py test_draft_tiers.py test_load_drafts.py test_standalone.py \
 	engine/test_kinds.py)
 
+# Needs no environment of its own: PyTorch for CUDA is large, and what a machine has is what counts.
+GPU_PYTHON ?= python3
+GPU_TESTS  := tests/gpu tests/core/test_memory.py
+
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-oldest lint format clean
+.PHONY: help demo test test-oldest gpu lint format clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' Makefile
@@ -26,6 +30,12 @@ test: $(READY) ## run the tests, with coverage of the cache
 
 test-oldest: $(OLDEST)/.ready ## run the tests of models and drafts on the oldest transformers supported
 	@$(OLDEST)/bin/python -m pytest --numprocesses auto --dist loadfile $(MODEL_TESTS) $(ARGS)
+
+gpu: ## run the tests and benchmarks that need a CUDA device, with GPU_PYTHON and what it has installed
+	@if $(GPU_PYTHON) -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then \
+		PYTHONPATH=src $(GPU_PYTHON) -m pytest -m gpu $(GPU_TESTS) && \
+		PYTHONPATH=src $(GPU_PYTHON) -m kvkeep.bench.gpu; \
+	else echo "not run: $(GPU_PYTHON) has no PyTorch that sees a CUDA device"; fi
 
 lint: $(READY) ## check format, style, types and the direction of imports
 	@$(RUN) -m ruff format --check --quiet

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from kvkeep.models.attention import Part, Scoring, attention_on
+from kvkeep.models.attention import Attention, Part, Scoring, attention_on
 
 ATTENTION = attention_on(torch.device("cpu"))
-PAGE, SLOTS, DIM = 4, 40, 8
+PAGE, SLOTS, DIM, SCALE = 4, 40, 8, 0.3
 CASES = [(0, 1, 0), (0, 9, 0), (7, 1, 0), (12, 6, 0), (5, 4, 3), (16, 1, 13), (3, 1, 3), (1, 8, 1)]
 """Start, rows and first visible position of the sequences in one packed batch."""
 
@@ -45,7 +45,7 @@ def plain(
         end = start + i + 1
         begin = first if options.window is None else max(first, end - options.window)
         k, v = (x[begin:end] for x in wide)
-        scores = torch.einsum("hd,khd->hk", row, k) * 0.3
+        scores = torch.einsum("hd,khd->hk", row, k) * SCALE
         if options.softcap is not None:
             scores = (scores / options.softcap).tanh() * options.softcap
         if options.sinks is not None:
@@ -81,6 +81,7 @@ def run(
     state: list[Tensor],
     options: Options = OPTIONS["plain"],
     kept: torch.dtype | None = None,
+    attention: Attention = ATTENTION,
 ) -> Tensor:
     """Fill pools that hold NaN wherever nothing may be read, then attend.
 
@@ -89,7 +90,8 @@ def run(
     queries, keys, values = state[0::3], state[1::3], state[2::3]
     pools = []
     for rows in (keys, values):
-        pool = torch.full((SLOTS, PAGE, *rows[0].shape[1:]), torch.nan).to(kept or rows[0].dtype)
+        pool = rows[0].new_full((SLOTS, PAGE, *rows[0].shape[1:]), torch.nan)
+        pool = pool.to(kept or rows[0].dtype)
         firsts = [max(p.first, np.count_nonzero(p.table < 0) * PAGE) for p in parts]
         before = [
             Part(p.table, first, p.start - first)
@@ -97,12 +99,12 @@ def run(
             if p.start > first
         ]
         old = [x[first : p.start] for x, p, first in zip(rows, parts, firsts, strict=True)]
-        ATTENTION.plan(before, PAGE).write(pool, torch.cat(old))
+        attention.plan(before, PAGE).write(pool, torch.cat(old))
         pools.append(pool)
-    plan = ATTENTION.plan(parts, PAGE, options.window)
+    plan = attention.plan(parts, PAGE, options.window)
     for pool, rows in zip(pools, (keys, values), strict=True):
         plan.write(pool, torch.cat([x[p.start :] for x, p in zip(rows, parts, strict=True)]))
-    return plan.attend(torch.cat(queries), *pools, Scoring(0.3, options.softcap, options.sinks))
+    return plan.attend(torch.cat(queries), *pools, Scoring(SCALE, options.softcap, options.sinks))
 
 
 @pytest.mark.parametrize("name", OPTIONS)

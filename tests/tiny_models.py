@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -13,11 +13,12 @@ from numpy.typing import NDArray
 from safetensors.torch import save_file
 from torch import Tensor
 
-from kvkeep.engine.messages import Generate, Sampling
-from kvkeep.engine.request import Sequence
 from kvkeep.media.arrival import Arrival
 from kvkeep.media.memory import TORCH_DTYPES
 from kvkeep.schema import Group
+
+if TYPE_CHECKING:
+    from kvkeep.engine.request import Sequence
 
 VOCAB, HIDDEN, PAGE = 128, 64, 16
 SHAPE = {
@@ -168,6 +169,9 @@ class FakeLease:
 
 def sequence(tokens: list[int], lease: FakeLease, **options: Any) -> Sequence:
     """A request for ``tokens``; options of :class:`Sampling` or :class:`Generate`."""
+    from kvkeep.engine.messages import Generate, Sampling  # here: not all tests need an engine
+    from kvkeep.engine.request import Sequence
+
     names = ("temperature", "top_p", "top_k", "max_tokens")
     sampling = Sampling(**{"temperature": 0.0} | {k: options.pop(k) for k in names if k in options})
     seed = options.pop("seed", 0)

@@ -88,6 +88,9 @@ def serve(
     chunked_prefill_size: Annotated[
         int, option(MEMORY, "Prompt tokens per step: fewer let running requests wait less.")
     ] = 512,
+    disable_cuda_graph: Annotated[
+        bool, option(MEMORY, "On CUDA, tell the device every step anew instead of replaying.")
+    ] = False,
     page_size: Annotated[
         int, option(MEMORY, "Tokens per page: what is shared, moved and evicted as one.")
     ] = 64,
@@ -233,6 +236,7 @@ def serve(
         missing=missing_policy,
         chunked_prefill_size=chunked_prefill_size,
         max_running=max_running_requests,
+        cuda_graphs=not disable_cuda_graph,
         num_steps=speculative_num_steps,
         num_draft_tokens=speculative_num_draft_tokens,
     )

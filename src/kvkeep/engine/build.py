@@ -11,6 +11,7 @@ from ..cache import Cache
 from ..media.memory import Memory
 from ..models.base import Draft
 from ..models.drafts import load_draft
+from ..models.graphs import Graphs
 from ..models.hf import Target, load_target, load_tokenizer
 from ..policy import Policy, eviction_order
 from ..schema import Identity, Schema
@@ -57,6 +58,8 @@ def build(config: EngineConfig, store: OpenStore = open_store) -> Parts:
         ConfigError: something does not fit; the message says what.
     """
     target = load_target(config.model, config.dtype, config.device, config.kv_dtype)
+    if config.cuda_graphs and target.device.type == "cuda":
+        target.graphs = Graphs()
     tokenizer = load_tokenizer(config.model)
     draft = load_draft(config.draft, target) if config.draft else None
     schema = _schema(config, target, draft)

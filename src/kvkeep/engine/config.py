@@ -48,6 +48,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     missing: str = "strict"  # "strict", "lenient"; "stale" is a measuring control, never safe
     chunked_prefill_size: int = 512  # tokens of prefill per step
     max_running: int = 64  # requests
+    cuda_graphs: bool = True  # on CUDA, decoding is recorded; --disable-cuda-graph
     num_steps: int = 5  # draft steps per round
     num_draft_tokens: int | None = None  # tokens verified per round; None: num_steps + 1
     seed: int = 0  # for requests that bring none

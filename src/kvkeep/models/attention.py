@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from importlib.util import find_spec
+from typing import NamedTuple, Protocol, Self, runtime_checkable
 
 import numpy as np
 import torch
@@ -74,6 +75,19 @@ class Plan(Protocol):
         what :meth:`gather` returned."""
 
 
+@runtime_checkable
+class Replayable(Plan, Protocol):
+    """A plan made of nothing but tensors and what stays the same from step to step, if sequences
+    have equally many rows: other tensors of these shapes are the plan of another step."""
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """``[sequences, ...]`` each; positions ``[sequences, rows]`` are the first."""
+
+    def over(self, tensors: Sequence[Tensor]) -> Self:
+        """The plan that has these in place of its own."""
+
+
 class Attention(Protocol):
     """Attention on one device. The engine's thread only."""
 
@@ -87,6 +101,10 @@ class Attention(Protocol):
 
 def attention_on(device: torch.device) -> Attention:
     """What computes attention on ``device``."""
-    from .attention_torch import TorchAttention  # here, as it needs what is above
+    if device.type == "cuda" and find_spec("triton"):
+        from .attention_paged import PagedAttention  # here, as it needs what is above
+
+        return PagedAttention(device)
+    from .attention_torch import TorchAttention
 
     return TorchAttention(device)

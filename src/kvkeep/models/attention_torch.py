@@ -43,13 +43,7 @@ class TorchPlan:
         return self.layout.positions
 
     def write(self, pool: Tensor, rows: Tensor) -> None:
-        flat = pool.flatten(0, 1)
-        if rows.dtype != pool.dtype:
-            limit = torch.finfo(pool.dtype).max
-            rows = rows.clamp(-limit, limit).to(pool.dtype)
-        if pool.element_size() == 1:  # PyTorch cannot index bytes that are numbers
-            flat, rows = flat.view(torch.uint8), rows.view(torch.uint8)
-        flat.index_copy_(0, self.layout.index, rows)
+        write_rows(pool, self.layout.index, rows)
 
     def attend(self, query: Tensor, keys: Tensor, values: Tensor, scoring: Scoring) -> Tensor:
         return self._attend(query, self._pairs(keys, values, query.dtype), scoring)
@@ -102,6 +96,17 @@ def _read(pool: Tensor, span: Span, buffer: Tensor | None = None) -> Tensor:
         buffer = buffer[: units * span.unit].view(units, span.unit, *row)
     read = torch.index_select(pool.view(-1, span.unit, *row), 0, span.seen, out=buffer)
     return read.view(-1, *row)[span.skip : span.skip + span.count * span.length]
+
+
+def write_rows(pool: Tensor, index: Tensor, rows: Tensor) -> None:
+    """Store ``rows [rows, *row]`` at rows ``index [rows]`` of ``pool``, its pages side by side."""
+    flat = pool.flatten(0, 1)
+    if rows.dtype != pool.dtype:
+        limit = torch.finfo(pool.dtype).max
+        rows = rows.clamp(-limit, limit).to(pool.dtype)
+    if pool.element_size() == 1:  # PyTorch cannot index bytes that are numbers
+        flat, rows = flat.view(torch.uint8), rows.view(torch.uint8)
+    flat.index_copy_(0, index, rows)
 
 
 def _mix(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,8 +15,9 @@ from torch.nn import functional
 
 from ..schema import Component, DraftMismatch, Group, UnsupportedModel
 from . import hf
-from .attention import Part, Plan, Scoring
+from .attention import Part, Plan, Replayable, Scoring
 from .base import Pools, Run, Source, Stage
+from .graphs import Tensors
 from .target import Target
 
 Shapes = dict[str, tuple[int, ...]]
@@ -124,7 +126,7 @@ class Memory(NamedTuple):
     rope: tuple[Tensor, Tensor]  # cos and sin, [rows, 1, head_dim]
 
 
-class DecoderDraft:
+class DecoderDraft(ABC):
     """What drafts of decoder layers share of :class:`~kvkeep.models.base.Draft`.
 
     Args:
@@ -167,16 +169,42 @@ class DecoderDraft:
         """Features are taken as they are."""
         return features
 
-    def _memory(self, stage: int, runs: Sequence[Run], pools: Mapping[str, Pools]) -> Memory:
+    def forward(
+        self,
+        stage: int,
+        tokens: Tensor,
+        source: Tensor | None,
+        runs: Sequence[Run],
+        pools: Mapping[str, Pools],
+    ) -> Tensor:
+        """See :meth:`~kvkeep.models.base.Draft.forward`."""
+        assert source is not None
         mine = pools[self._group]
         parts = [
             Part(run.tables.slots(self._group), run.start, run.rows, run.first) for run in runs
         ]
         page_tokens, window = mine["k"][0].shape[1], self._sizes.window
         plan = self._target.attention.plan(parts, page_tokens, window)
+        graphs = self._target.graphs
+        if graphs is None or any(r.rows > 1 for r in runs) or not isinstance(plan, Replayable):
+            return self._run(stage, tokens, source, self._memory(stage, plan, mine))
+
+        def once(inputs: Tensors) -> Tensors:
+            tokens, source, *rest = inputs
+            memory = self._memory(stage, plan.over(rest), mine)
+            return (self._run(stage, tokens, source, memory),)
+
+        (hidden,) = graphs.run((id(self), stage), once, (tokens, source, *plan.tensors))
+        return hidden
+
+    @abstractmethod
+    def _run(self, stage: int, tokens: Tensor, source: Tensor, memory: Memory) -> Tensor:
+        """:meth:`forward`, where keys and values are found and left in ``memory``."""
+
+    def _memory(self, stage: int, plan: Plan, pools: Pools) -> Memory:
         positions = plan.positions - self.stages[stage].shift
         cos, sin = self._rope(self._embedding, positions[None])
-        return Memory(plan, mine, (cos[0, :, None], sin[0, :, None]))
+        return Memory(plan, pools, (cos[0, :, None], sin[0, :, None]))
 
     def _decode(
         self, layer: int, prefix: str, residual: Tensor, mixed: Tensor, memory: Memory

@@ -8,7 +8,7 @@ own: its output is meant to be like the state that the target's head reads.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,24 +16,15 @@ import torch
 from torch import Tensor
 
 from ..schema import UnsupportedModel
-from .base import Pools, Run, Source, weights_digest
-from .decoder import DecoderDraft, Shapes, Sizes, check_hidden, fed_by, read_weights
+from .base import Source, weights_digest
+from .decoder import DecoderDraft, Memory, Shapes, Sizes, check_hidden, fed_by, read_weights
 from .target import Target
 
 
 class EagleDraft(DecoderDraft):
     """A :class:`~kvkeep.models.base.Draft` of one stage, of one layer or several."""
 
-    def forward(
-        self,
-        stage: int,
-        tokens: Tensor,
-        source: Tensor | None,
-        runs: Sequence[Run],
-        pools: Mapping[str, Pools],
-    ) -> Tensor:
-        assert source is not None
-        memory = self._memory(stage, runs, pools)
+    def _run(self, stage: int, tokens: Tensor, source: Tensor, memory: Memory) -> Tensor:
         hidden = mixed = self._linear(torch.cat((self._embed(tokens), source), -1), "fc")
         for layer in range(self._layers):
             if layer:

@@ -7,7 +7,7 @@ outputs of some target layers, through a projection of the draft's own.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from ..schema import DraftMismatch, UnsupportedModel
-from .base import Pools, Run, Source, weights_digest
-from .decoder import DecoderDraft, Shapes, Sizes, fed_by, read_weights
+from .base import Source, weights_digest
+from .decoder import DecoderDraft, Memory, Shapes, Sizes, fed_by, read_weights
 from .target import Target
 
 _PREFIX = "midlayer."
@@ -41,18 +41,10 @@ class Eagle3Draft(DecoderDraft):
     def fuse(self, features: Tensor) -> Tensor:
         return self._linear(features, "fc")
 
-    def forward(
-        self,
-        stage: int,
-        tokens: Tensor,
-        source: Tensor | None,
-        runs: Sequence[Run],
-        pools: Mapping[str, Pools],
-    ) -> Tensor:
-        assert source is not None
+    def _run(self, stage: int, tokens: Tensor, source: Tensor, memory: Memory) -> Tensor:
         both = ((self._embed(tokens), "input_layernorm"), (source, "hidden_norm"))
         mixed = torch.cat([self._norm(x, _PREFIX + name) for x, name in both], -1)
-        return self._decode(0, _PREFIX, source, mixed, self._memory(stage, runs, pools))
+        return self._decode(0, _PREFIX, source, mixed, memory)
 
     def propose(self, hidden: Tensor) -> Tensor:
         return self._ids[self._linear(self._norm(hidden, "norm"), "lm_head").argmax(-1)]

@@ -24,7 +24,7 @@ from .proof import expected_logits, prove, short_windows
 from .survey import Inventory, Survey, states
 from .target import StepCache, Target
 
-__all__ = ["Target", "load_target", "load_tokenizer", "rope"]
+__all__ = ["Target", "adopt", "load_target", "load_tokenizer", "rope"]
 
 _OURS = "kvkeep"  # our attention function's name in transformers' registry
 _LAYERS = {
@@ -117,7 +117,6 @@ def load_target(
     try:
         config = AutoConfig.from_pretrained(directory, local_files_only=True)
         _check_config(config)
-        _register()
         model, info = AutoModelForCausalLM.from_pretrained(
             directory,
             dtype=_resolve(dtype, config, place),
@@ -132,7 +131,22 @@ def load_target(
         raise UnsupportedModel(f"transformers cannot load {directory}: {error}") from error
     if info["missing_keys"]:
         raise ConfigError(f"{directory} lacks weights: {', '.join(sorted(info['missing_keys']))}")
-    model.to(place).eval().requires_grad_(False)
+    return adopt(model.to(place), kv_dtype, weights_digest(directory, raw))
+
+
+def adopt(model: Any, kv_dtype: str = "auto", digest: str = "") -> Target:
+    """Prove that transformers' ``model`` can be served. Its attention is ours from then on.
+
+    Args:
+        kv_dtype: see :func:`load_target`.
+        digest: of weights and configuration, 32 hex digits.
+
+    Raises:
+        UnsupportedModel: something in the model is not supported; the message names it.
+    """
+    _register()
+    config = model.config
+    model.eval().requires_grad_(False)
     try:
         cache, inventory = _examine(model)
     except UnsupportedModel as error:
@@ -140,7 +154,7 @@ def load_target(
     name = DTYPE_NAMES[model.dtype] if kv_dtype == "auto" else KV_DTYPES[kv_dtype]
     eos = (model.generation_config.eos_token_id, config.eos_token_id)
     ids = {i for one in eos if one is not None for i in ([one] if isinstance(one, int) else one)}
-    return Target(model, cache, inventory, name, weights_digest(directory, raw), frozenset(ids))
+    return Target(model, cache, inventory, name, digest, frozenset(ids))
 
 
 @torch.inference_mode()

@@ -14,7 +14,7 @@ dense ones; this key is ours.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +22,8 @@ import torch
 from torch import Tensor
 
 from ..schema import DraftMismatch, UnsupportedModel
-from .base import Pools, Run, Source, weights_digest
-from .decoder import DecoderDraft, Shapes, Sizes, check_hidden, fed_by, read_weights
+from .base import Source, weights_digest
+from .decoder import DecoderDraft, Memory, Shapes, Sizes, check_hidden, fed_by, read_weights
 from .target import Target
 
 _PREFIX = "model.mtp_layers."
@@ -33,21 +33,13 @@ _NORMS = ("token_layernorm", "hidden_layernorm", "input_layernorm", "final_layer
 class MtpDraft(DecoderDraft):
     """A :class:`~kvkeep.models.base.Draft` with a stage for each layer."""
 
-    def forward(
-        self,
-        stage: int,
-        tokens: Tensor,
-        source: Tensor | None,
-        runs: Sequence[Run],
-        pools: Mapping[str, Pools],
-    ) -> Tensor:
-        assert source is not None
+    def _run(self, stage: int, tokens: Tensor, source: Tensor, memory: Memory) -> Tensor:
         at = f"{stage}."
         both = ((source, "hidden_layernorm"), (self._embed(tokens), "token_layernorm"))
         mixed = torch.cat([self._norm(x, at + name) for x, name in both], -1)
         hidden = self._linear(mixed, f"{at}input_proj")
         mixed = self._norm(hidden, f"{at}input_layernorm")
-        hidden = self._decode(stage, at, hidden, mixed, self._memory(stage, runs, pools))
+        hidden = self._decode(stage, at, hidden, mixed, memory)
         return self._norm(hidden, f"{at}final_layernorm")
 
     def propose(self, hidden: Tensor) -> Tensor:

@@ -7,7 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
-from .attention import Attention, Part, Scoring
+from ..media.arrival import Arrival
+from .attention import Attention, Part, Plan, Replayable, Scoring
 from .base import Pools, Run
 from .survey import FULL, WINDOW, Inventory
 
@@ -22,19 +23,50 @@ class Paged:
     def __init__(
         self,
         inventory: Inventory,
+        plans: Mapping[str, Plan],
+        pools: Mapping[str, Pools],
+        arriving: Sequence[Arrival] = (),
+    ) -> None:
+        self._inventory, self._plans, self._pools = inventory, plans, pools
+        self._arriving = arriving
+
+    @classmethod
+    def of(
+        cls,
+        inventory: Inventory,
         runs: Sequence[Run],
         pools: Mapping[str, Pools],
         attention: Attention,
-    ) -> None:
-        self._inventory = inventory
-        self._pools = pools
-        self._arriving = [arrival for run in runs for arrival in run.tables.arriving]
-        self._plans = {}
+    ) -> Paged:
+        """What layers do in a pass of ``runs``."""
+        plans = {}
         for group in inventory.paged:
             parts = [Part(run.tables.slots(group), run.start, run.rows, run.first) for run in runs]
             page_tokens = next(iter(pools[group].values()))[0].shape[1]
             window = inventory.window if group == WINDOW else None
-            self._plans[group] = attention.plan(parts, page_tokens, window)
+            plans[group] = attention.plan(parts, page_tokens, window)
+        arriving = [arrival for run in runs for arrival in run.tables.arriving]
+        return cls(inventory, plans, pools, arriving)
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """``[sequences, ...]`` each, positions first: all that tells a step from others in which
+        sequences have as many rows. Empty if there is more to it: rows that are gathered, or still
+        on their way."""
+        found: list[Tensor] = []
+        for plan in self._plans.values():
+            if self._inventory.latent or self._arriving or not isinstance(plan, Replayable):
+                return ()
+            found += plan.tensors
+        return tuple(found)
+
+    def over(self, tensors: Sequence[Tensor]) -> Paged:
+        """What layers do in the step that has these tensors in place of its own."""
+        rest, plans = iter(tensors), {}
+        for group, plan in self._plans.items():
+            assert isinstance(plan, Replayable)
+            plans[group] = plan.over([next(rest) for _ in plan.tensors])
+        return Paged(self._inventory, plans, self._pools)
 
     def update(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         if layer not in self._inventory.latent:

@@ -85,6 +85,7 @@ def load(directory: Path, target: Target) -> StandaloneDraft:
     """See :func:`~kvkeep.models.drafts.load_draft`. It runs where and in what the target does."""
     dtype = str(target.dtype).removeprefix("torch.")
     model = hf.load_target(directory, dtype, str(target.device))
+    model.graphs = target.graphs
     if model.vocab_size != target.vocab_size:
         raise DraftMismatch(
             f"the draft's vocabulary has {model.vocab_size} tokens, the target's "

@@ -14,6 +14,7 @@ from ..schema import Group
 from . import recurrent
 from .attention import attention_on
 from .base import DTYPE_NAMES, Pools, Run, Step
+from .graphs import Graphs, Tensors
 from .paged import Paged
 from .survey import Inventory
 
@@ -63,6 +64,8 @@ class Target:
         self._features: dict[int, Tensor] = {}
         self._hooks: list[Any] = []
         self._scratch: list[tuple[list[int], recurrent.Scratch]] = []  # of the last forward
+        self.graphs: Graphs | None = None
+        """If set, decoding is recorded, drafts' too, and all passes must be over the same pools."""
 
     @property
     def dtype_name(self) -> str:
@@ -123,9 +126,12 @@ class Target:
             :meth:`capture`.
         """
         if self.packable:
+            step = Paged.of(self._inventory, runs, pools, self.attention)
+            if self._recordable(runs) and step.tensors:
+                return self._replay(tokens, runs[0], step)
             ends = np.cumsum([run.rows for run in runs])
             kept = [np.arange(e - run.keep, e) for run, e in zip(runs, ends, strict=True)]
-            logits, features = self._pass(tokens[None], runs, np.concatenate(kept), pools)
+            logits, features = self._pass(tokens[None], runs, np.concatenate(kept), step)
             return logits[0], None if features is None else features[0]
         self._scratch = []
         parts = torch.split(tokens, [run.rows for run in runs])
@@ -138,7 +144,8 @@ class Target:
             self._scratch.append((which, scratch))
             most = max(run.keep for run in mine)
             batch = torch.stack([parts[i] for i in which])
-            logits, features = self._pass(batch, mine, np.arange(rows - most, rows), pools)
+            step = Paged.of(self._inventory, mine, pools, self.attention)
+            logits, features = self._pass(batch, mine, np.arange(rows - most, rows), step)
             for at, i in enumerate(which):
                 logits_of[i] = logits[at, most - runs[i].keep :]
                 if features is not None:
@@ -156,23 +163,51 @@ class Target:
             scratch.store([at for at, i in enumerate(members) if i in which])
 
     def _pass(
-        self,
-        tokens: Tensor,
-        runs: Sequence[Run],
-        kept: NDArray[np.int64],
-        pools: Mapping[str, Pools],
+        self, tokens: Tensor, runs: Sequence[Run], kept: NDArray[np.int64], step: Paged
     ) -> tuple[Tensor, Tensor | None]:
         """One pass of the model over ``tokens [batch, rows]``, the rows of ``runs`` in order.
 
         Returns logits ``[batch, kept, vocab]`` and features ``[batch, rows, layers * hidden]``.
         """
         positions = np.concatenate([np.arange(run.start, run.start + run.rows) for run in runs])
-        step = Paged(self._inventory, runs, pools, self.attention)
+        where = torch.from_numpy(positions).to(self.device).view(tokens.shape)
+        return self._compute(tokens, where, torch.from_numpy(kept).to(self.device), step)
+
+    def _recordable(self, runs: Sequence[Run]) -> bool:
+        """Sequences decode: one row each, or several that are verified, but equally many."""
+        rows, keep = runs[0].rows, runs[0].keep
+        return (
+            self.graphs is not None
+            and (rows == 1 or rows == keep)
+            and all(run.rows == rows and run.keep == keep for run in runs)
+        )
+
+    def _replay(self, tokens: Tensor, run: Run, step: Paged) -> tuple[Tensor, Tensor | None]:
+        """:meth:`forward` of sequences with as many rows as ``run``, by a recording."""
+        assert self.graphs is not None
+
+        def once(inputs: Tensors) -> Tensors:
+            tokens, positions = inputs[:2]
+            rows = torch.arange(tokens.numel(), device=self.device).view(tokens.shape)
+            kept = rows[:, run.rows - run.keep :].flatten()
+            packed, where = (x.flatten()[None] for x in (tokens, positions))
+            found = self._compute(packed, where, kept, step.over(inputs[1:]))
+            n = len(tokens)
+            return tuple(x.view(n, x.shape[1] // n, x.shape[2]) for x in found if x is not None)
+
+        name = (id(self), *self._features, run.keep)
+        inputs = (tokens.view(-1, run.rows), *step.tensors)
+        logits, *features = (x.flatten(0, 1) for x in self.graphs.run(name, once, inputs))
+        return logits, features[0] if features else None
+
+    def _compute(
+        self, tokens: Tensor, positions: Tensor, kept: Tensor, step: Paged
+    ) -> tuple[Tensor, Tensor | None]:
         self._cache.step = step
         out = self._model(
             input_ids=tokens,
-            position_ids=torch.from_numpy(positions).to(self.device).view(tokens.shape),
-            logits_to_keep=torch.from_numpy(kept).to(self.device),
+            position_ids=positions,
+            logits_to_keep=kept,
             past_key_values=self._cache,
             use_cache=True,
             ctx=step,
