@@ -428,7 +428,7 @@ MUTANTS = [
         "namespaces share their keys",
         "one tenant reads another's state from storage",
         "schema.py",
-        "name = namespace.encode()",
+        'name = namespace.encode("utf-8", "surrogatepass")',
         'name = b""',
     ),
     Mutant(
@@ -560,7 +560,7 @@ MUTANTS = [
     Mutant(
         "the breaker never opens",
         "every request waits for a store that is gone",
-        "transfer.py",
+        "breaker.py",
         "if (trip or self._failures >= self._limit) and not self.open:",
         "if False:",
         killer="test_transfer.py: left_alone or failures_in_a_row",
@@ -957,9 +957,9 @@ MUTANTS = [
         "a slot that was claimed again holds another's bytes",
         "stores/index.py",
         '" WHERE slab = ? AND number = ? AND sequence = ? AND state = 2",\n'
-        "                    (key.page, *place),\n",
+        "                ((key.page, *place) for key",
         '" WHERE slab = ? AND number = ? AND state = 2",\n'
-        "                    (key.page, *place[:2]),\n",
+        "                ((key.page, *place[:2]) for key",
         killer="../test_file_store.py: late_writer_cannot_publish",
     ),
     Mutant(

@@ -10,7 +10,7 @@ import kvkeep.schema
 SOURCE = Path(kvkeep.schema.__file__).parent
 ROOMS = [
     "tree.py", "pages.py", "tier.py", "transfer.py", "residency.py", "slots.py", "backup.py",
-    "prefetch.py", "loading.py", "recompute.py", "speed.py", "audit.py",
+    "prefetch.py", "loading.py", "recompute.py", "speed.py", "breaker.py", "audit.py",
     *(f"{room}/{file.name}" for room in ("media", "stores")
     for file in sorted((SOURCE / room).glob("*.py"))),
 ]  # fmt: skip
