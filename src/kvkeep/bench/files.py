@@ -10,6 +10,7 @@ A cold read comes after the files were synced and dropped from the page cache (`
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 import tempfile
 from collections.abc import Callable, Sequence
@@ -122,10 +123,11 @@ def _pass(
     makes: dict[str, Make], root: Path, bodies: NDArray[np.uint8], count: int, samples: Samples
 ) -> None:
     """Fresh files, written, and read warm and cold, ``count`` records at a time."""
-    sides, out = list[tuple[str, Files]](), np.ones_like(bodies[:count])
+    sides = list[tuple[str, Files]]()
     for at, (name, make) in enumerate(makes.items()):
         (root / str(at)).mkdir()
         sides.append((name, make(root / str(at), bodies.shape[1])))
+    targets = itertools.cycle(np.ones((len(sides) + 1, count, bodies.shape[1]), dtype=np.uint8))
     for what in ("write", "read, warm", "read, cold"):
         if what == "read, cold":
             _drop([file for file in root.rglob("*") if file.is_file()])
@@ -136,10 +138,11 @@ def _pass(
                 if what == "write":
                     samples.time(name, what, side.write(first, _views(batch)))
                     continue
-                out.fill(0)
+                out = next(targets)  # not the one just used, which the processor still holds
                 samples.time(name, what, side.read(first, _views(out)))
                 if not np.array_equal(out, batch):
                     raise StoreError(f"{name} read other bytes than it wrote")
+                out.fill(0)
     for _, side in sides:
         side.close()
 

@@ -6,10 +6,12 @@ import math
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from ..schema import BLOCK, Closed, ConfigError, Key
 from .catalog import Catalog, fault
@@ -18,8 +20,22 @@ from .index import Index
 from .record import HEADER, Verdict, seal, verify
 from .rows import Grant, IndexFault, Place
 
+SHARED = 1 << 20
+"""Bytes from which on it pays that another thread moves as many."""
+
 RETRY_SECONDS = 60.0
 """For so long after the disk was full, a store lives within the bytes that it has."""
+
+
+class _Record(NamedTuple):
+    """What is to be moved, and where from or to."""
+
+    key: Key
+    place: Place
+    body: memoryview
+
+
+_Move = Callable[[list[_Record]], list[str | None]]
 
 
 class FileStore:
@@ -78,6 +94,9 @@ class FileStore:
         self._left = threading.Condition()  # guards the two below; notified when a caller leaves
         self._inside = 0  # callers in a verb
         self._closed = False
+        self._helper = ThreadPoolExecutor(
+            1, "kvkeep-store"
+        )  # its thread starts with its first work
         try:
             self._catalog = Catalog(directory, self._sizes, quota_bytes, self.faults)
         except (OSError, *IndexFault) as error:
@@ -102,18 +121,16 @@ class FileStore:
         hits = [False] * len(keys)
         with self._entered():
             places = self._find(keys)
+            present = [i for i, place in enumerate(places) if place is not None]
             bad: dict[Key, tuple[Place, str]] = {}
-            for group in {key.group for key, place in zip(keys, places, strict=True) if place}:
-                rows = [
-                    (i, place) for i, place in enumerate(places) if place and keys[i].group == group
-                ]
-                slots, headers = [place.number for _, place in rows], _blocks(len(rows))
-                failures = self._move(group, False, slots, headers, [bodies[i] for i, _ in rows])
-                for (i, place), header, failure in zip(rows, headers, failures, strict=True):
-                    verdict = verify(header, keys[i], bodies[i])
-                    hits[i] = failure is None and verdict is Verdict.GOOD
-                    if not hits[i]:
-                        bad[keys[i]] = (place, failure or verdict.name.lower())
+            for group in {keys[i].group for i in present}:
+                at = [i for i in present if keys[i].group == group]
+                records = [_Record(keys[i], place, bodies[i]) for i in at if (place := places[i])]
+                failures = self._shared(self._load, records)
+                for i, record, failure in zip(at, records, failures, strict=True):
+                    hits[i] = failure is None
+                    if failure is not None:
+                        bad[record.key] = (record.place, failure)
             if bad:
                 self._take_back(bad)
         return hits
@@ -150,6 +167,7 @@ class FileStore:
                 return
             self._closed = True
             self._left.wait_for(lambda: not self._inside)
+        self._helper.shutdown()
         self._catalog.close()
 
     # -- for administrators
@@ -258,10 +276,9 @@ class FileStore:
         """Write records into the slots claimed for them; those that landed, and the others."""
         landed: dict[Key, Place] = {}
         failed: dict[Place, str] = {}
-        for group, keys in _by_group(claims).items():
-            headers = [memoryview(seal(key, claims[key].sequence, bodies[key])) for key in keys]
-            slots = [claims[key].number for key in keys]
-            failures = self._move(group, True, slots, headers, [bodies[key] for key in keys])
+        for keys in _by_group(claims).values():
+            records = [_Record(key, claims[key], bodies[key]) for key in keys]
+            failures = self._shared(self._save, records)
             for key, failure in zip(keys, failures, strict=True):
                 if failure is None:
                     landed[key] = claims[key]
@@ -290,21 +307,43 @@ class FileStore:
             self._stranded.clear()
             return present
 
+    def _shared(self, move: _Move, records: list[_Record]) -> list[str | None]:
+        """Move records of one group; per record, what went wrong.
+
+        Where it is much, another thread does half, so that one copies while one hashes.
+        """
+        middle = len(records) // 2
+        if middle * self._sizes[records[0].key.group] < SHARED:
+            return move(records)
+        half = self._helper.submit(move, records[middle:])
+        mine = move(records[:middle])
+        return mine + (move(records[middle:]) if half.cancel() else half.result())
+
+    def _load(self, records: list[_Record]) -> list[str | None]:
+        headers = _blocks(len(records))
+        failures = self._move(False, records, headers)
+        verdicts = (verify(h, r.key, r.body) for h, r in zip(headers, records, strict=True))
+        return [
+            failure or (None if verdict is Verdict.GOOD else verdict.name.lower())
+            for failure, verdict in zip(failures, verdicts, strict=True)
+        ]
+
+    def _save(self, records: list[_Record]) -> list[str | None]:
+        headers = [memoryview(seal(r.key, r.place.sequence, r.body)) for r in records]
+        return self._move(True, records, headers)
+
     def _move(
-        self,
-        group: bytes,
-        write: bool,
-        slots: Sequence[int],
-        headers: Sequence[memoryview],
-        bodies: Sequence[memoryview],
+        self, write: bool, records: list[_Record], headers: list[memoryview]
     ) -> list[str | None]:
         """Read or write records of one group; per record, what went wrong."""
+        group = records[0].key.group
         try:
             slab = self._catalog.slab(group, self._sizes[group], create=write)
         except OSError as error:
-            return [fault(error)] * len(slots)
-        move = slab.write if write else slab.read
-        return [fault(f) if f else None for f in move(slots, headers, bodies)]
+            return [fault(error)] * len(records)
+        slots, bodies = [r.place.number for r in records], [r.body for r in records]
+        failures = (slab.write if write else slab.read)(slots, headers, bodies)
+        return [fault(failure) if failure else None for failure in failures]
 
 
 def _by_group(keys: Iterable[Key]) -> dict[bytes, list[Key]]:
