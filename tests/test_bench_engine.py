@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from kvkeep.bench import first_token
+from kvkeep.bench import plot
 from kvkeep.bench.engine import measure
 
 
@@ -23,5 +23,5 @@ def test_rows_and_their_chart(tmp_path: Path) -> None:
         assert row["ratio"] == row["ours"] / row["peer_value"]
     assert rows[2]["peer_value"] == (1024 + 128 * 4 / 64) / 4096  # rows, and a carry per page
     file = tmp_path / "chart.svg"
-    first_token.draw(file, rows)
+    plot.draw_first_token(file, rows)
     assert file.read_text().count("storage of 1 MB/s") == 1

@@ -14,9 +14,11 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from ..chart import need_matplotlib
 from ..schema import ConfigError
 from .measure import Row
 from .parts import CORE, PARTS, Setting
+from .plot import draw_first_token, draw_ratios
 
 WIDTH = 110  # columns of a table; narrower ones lose figures
 
@@ -28,7 +30,7 @@ def run(
 
     Args:
         json: where the rows go, with the machine and the commit.
-        plot: where a chart of the ratios goes.
+        plot: where a chart of the ratios goes; one of times to first token goes beside it.
 
     Raises:
         ConfigError: a part is not known, a peer cannot be imported, or matplotlib is missing.
@@ -39,8 +41,6 @@ def run(
     if unknown := [part for part in parts if part not in PARTS]:
         raise ConfigError(f"cannot bench {unknown[0]!r}; there are core, {', '.join(PARTS)}")
     if plot is not None:
-        from .plot import need_matplotlib
-
         need_matplotlib()
     console = Console()
     console.width = max(console.width, WIDTH)
@@ -56,9 +56,10 @@ def run(
         figures = {"machine": machine(), "parts": measured}
         json.write_bytes(msgspec.json.format(msgspec.json.encode(figures), indent=1) + b"\n")
     if plot is not None:
-        from .plot import draw
-
-        draw(plot, [row for rows in measured.values() for row in rows])
+        everything = [row for rows in measured.values() for row in rows]
+        draw_ratios(plot, everything)
+        if timed := [row for row in everything if "tokens" in row]:
+            draw_first_token(plot.with_stem(f"{plot.stem}-ttft"), timed)
 
 
 def machine() -> dict[str, str | int]:

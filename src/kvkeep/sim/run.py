@@ -13,9 +13,10 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from ..chart import need_matplotlib
 from ..policy import EVICTION, Policy, priority
 from .plan import GIB, Plan
-from .plot import Line, draw, need_matplotlib
+from .plot import Line, draw
 from .replay import TIERS, Capacity, Result, replay
 from .traces import Trace, read_trace
 
