@@ -10,7 +10,7 @@ OLDEST := .venv-oldest
 
 MODEL_TESTS := $(addprefix tests/,test_families.py test_models.py test_runner.py test_survey.py \
 	test_states.py test_drafts.py test_draft_tiers.py test_load_drafts.py test_standalone.py \
-	engine/test_kinds.py)
+	test_graphs.py engine/test_kinds.py engine/test_layers.py)
 
 # Needs no environment of its own: PyTorch for CUDA is large, and what a machine has is what counts.
 GPU_PYTHON ?= python3
