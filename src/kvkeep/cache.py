@@ -174,8 +174,8 @@ class Cache:
         if pages:
             self.residency.stamp(path)
             self._count_hit(path)
-            self._touch_storage(path)
         self._loader.begin(lease, moves, prefetch.fetched if prefetch else NO_IDS)
+        self._touch_storage(path)  # not before: what is to be loaded is waited for
         self.counts["lenient_hits_total"] += any(not s.whole for s in lease.shares.values())
         if prefetch:
             self._prefetcher.close(prefetch)
@@ -317,7 +317,7 @@ class Cache:
 
     def _touch_storage(self, path: Ids) -> None:
         """Tell storage of a hit in any tier, ancestors last."""
-        if not self.transfers.storage:
+        if not len(path) or not self.transfers.storage:
             return
         moves = []
         for g, group in enumerate(self.schema.groups):
