@@ -58,8 +58,8 @@ def _files(setting: Setting, tell: Tell) -> list[Row]:
     from .peers import stores
 
     makes = stores(setting.sglang)
-    total = files.BATCH if setting.quick else files.TOTAL
-    sizes = (1 << 20, 64 << 10)
+    sizes = (8 << 10,) if setting.quick else (1 << 20, 64 << 10)
+    total = files.BATCH * sizes[0] if setting.quick else files.TOTAL
     return [row for n in sizes for row in files.measure(n, total, makes, setting.repeats, tell)]
 
 
