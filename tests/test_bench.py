@@ -110,7 +110,7 @@ def test_a_store_that_reads_other_bytes_is_no_peer(tmp_path: Path) -> None:
             return lambda: None
 
     with pytest.raises(StoreError, match="forgetful read other bytes"):
-        files.measure(1 << 20, files.BATCH, {"forgetful": Forgetful}, 1, lambda _: None)
+        files.measure(8192, files.BATCH * 8192, {"forgetful": Forgetful}, 1, lambda _: None)
 
 
 def test_plain_io_moves_all_bytes(tmp_path: Path) -> None:

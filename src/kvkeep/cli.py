@@ -333,8 +333,8 @@ def bench(
         list[str],
         typer.Argument(
             metavar="PART...",
-            help="core: all of the cache's own, which is tree8k, tree32k, tree131k, residents, "
-            "memory, copies, files. Or decode, engine: the engine on it.",
+            help="core: all of the cache's own, which is tree8k, tree32k, tree131k, calls, "
+            "residents, memory, copies, files. Or decode, engine: the engine on it.",
         ),
     ],
     peer_sglang: Annotated[

@@ -26,8 +26,8 @@ from ..stores.file import FileStore
 from .measure import Row, Samples, Step, Tell, uncollected
 
 OURS = "kvkeep"
-TOTAL = 64 << 20  # bytes that are written and read
-BATCH = 16 << 20  # bytes of one call of a store
+TOTAL = 256 << 20  # bytes that are written and read
+BATCH = 64  # records of one call of a store; SGLang's batches are up to 128
 PORTION = 1 << 20  # bytes of one call of plain I/O: it is fastest so
 
 Bodies = Sequence[memoryview]
@@ -107,33 +107,31 @@ def measure(size: int, total: int, peers: dict[str, Make], repeats: int, tell: T
 
     Args:
         size: bytes of a record.
-        total: bytes that are written and read.
+        total: bytes that are written and read, of whole batches.
     """
     sides: dict[str, Make] = {OURS: Ours, "plain I/O": Plain, **peers}
     bodies = np.random.default_rng(0).integers(256, size=(total // size, size), dtype=np.uint8)
-    count, samples = BATCH // size, Samples()
+    samples = Samples()
     for turn in range(repeats):
         tell(f"records of {size >> 10} KiB: turn {turn + 1} of {repeats}")
         with tempfile.TemporaryDirectory() as directory, uncollected():
-            _pass(sides, Path(directory), bodies, count, samples)
-    return samples.rows(f"{count} x {size >> 10} KiB:", OURS, list(sides)[1:])
+            _pass(sides, Path(directory), bodies, samples)
+    return samples.rows(f"{BATCH} x {size >> 10} KiB:", OURS, list(sides)[1:])
 
 
-def _pass(
-    makes: dict[str, Make], root: Path, bodies: NDArray[np.uint8], count: int, samples: Samples
-) -> None:
-    """Fresh files, written, and read warm and cold, ``count`` records at a time."""
+def _pass(makes: dict[str, Make], root: Path, bodies: NDArray[np.uint8], samples: Samples) -> None:
+    """Fresh files, written, and read warm and cold, batch by batch."""
     sides = list[tuple[str, Files]]()
     for at, (name, make) in enumerate(makes.items()):
         (root / str(at)).mkdir()
         sides.append((name, make(root / str(at), bodies.shape[1])))
-    targets = itertools.cycle(np.ones((len(sides) + 1, count, bodies.shape[1]), dtype=np.uint8))
+    targets = itertools.cycle(np.ones((len(sides) + 1, BATCH, bodies.shape[1]), dtype=np.uint8))
     for what in ("write", "read, warm", "read, cold"):
         if what == "read, cold":
             _drop([file for file in root.rglob("*") if file.is_file()])
-        for first in range(0, len(bodies), count):
+        for first in range(0, len(bodies), BATCH):
             sides = sides[1:] + sides[:1]
-            batch = bodies[first : first + count]
+            batch = bodies[first : first + BATCH]
             for name, side in sides:
                 if what == "write":
                     samples.time(name, what, side.write(first, _views(batch)))

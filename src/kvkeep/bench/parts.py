@@ -33,6 +33,15 @@ def _tree(length: int, sequences: int, setting: Setting, tell: Tell) -> list[Row
     return [row for load in loads for row in tree.measure(load, peers, setting.repeats, tell)]
 
 
+def _calls(setting: Setting, tell: Tell) -> list[Row]:
+    from . import calls
+    from .load import make_load
+    from .peers import caches
+
+    load = make_load(24, 2048, 64) if setting.quick else make_load(250, 8192, 64)
+    return calls.measure(load, caches(setting.sglang), setting.repeats, tell)
+
+
 def _residents(setting: Setting, tell: Tell) -> list[Row]:
     from .residents import measure_times
 
@@ -58,8 +67,8 @@ def _files(setting: Setting, tell: Tell) -> list[Row]:
     from .peers import stores
 
     makes = stores(setting.sglang)
-    total = files.BATCH if setting.quick else files.TOTAL
-    sizes = (1 << 20, 64 << 10)
+    sizes = (8 << 10,) if setting.quick else (1 << 20, 64 << 10)
+    total = files.BATCH * sizes[0] if setting.quick else files.TOTAL
     return [row for n in sizes for row in files.measure(n, total, makes, setting.repeats, tell)]
 
 
@@ -81,6 +90,7 @@ PARTS: dict[str, Callable[[Setting, Tell], list[Row]]] = {
     "tree8k": partial(_tree, 8192, 1000),
     "tree32k": partial(_tree, 32_768, 200),
     "tree131k": partial(_tree, 131_072, 50),
+    "calls": _calls,
     "residents": _residents,
     "memory": _memory,
     "copies": _copies,
@@ -90,5 +100,5 @@ PARTS: dict[str, Callable[[Setting, Tell], list[Row]]] = {
 }
 """By name: ``measure(setting, tell) -> rows``."""
 
-CORE = ("tree8k", "tree32k", "tree131k", "residents", "memory", "copies", "files")
+CORE = ("tree8k", "tree32k", "tree131k", "calls", "residents", "memory", "copies", "files")
 """Those that measure the cache, and neither models nor servers."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
-from . import files
+from . import calls, files
 from .tree import Make
 
 
@@ -42,3 +42,13 @@ def stores(sglang: Path | None) -> dict[str, files.Make]:
 
     add_peer(sglang)
     return {"SGLang": SGLangFiles}
+
+
+def caches(sglang: Path | None) -> dict[str, calls.Make]:
+    """What our cache's calls are compared with, by name. As :func:`indexes`."""
+    if sglang is None:
+        return {}
+    from .sglang import SGLangCalls, add_peer
+
+    add_peer(sglang)
+    return {"SGLang, Rust": partial(SGLangCalls, core="rust")}

@@ -122,6 +122,49 @@ class SGLang:
         return MatchPrefixParams(key=RadixKey(self._keys[i]))
 
 
+class SGLangCalls(SGLang):
+    """What its scheduler calls for a request: a commit (``checkpoint``) inserts, matches again,
+    takes the indices that are in the tree, and moves its lock."""
+
+    def hit(self, i: int) -> Step:
+        params = self._params(i)
+
+        def step() -> None:
+            node = self._cache.match_prefix(params).last_device_node
+            lock = self._cache.lock(node)
+            self._cache.path_device_indices(node)
+            self._cache.unlock(lock)
+
+        return step
+
+    def begin(self, i: int) -> int:
+        self._i, found = i, super().begin(i)
+        self._lock = self._cache.lock(self._cache.match_prefix(self._params(i)).last_device_node)
+        return found
+
+    def commit(self, stop: int) -> Step:
+        from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
+        from sglang.srt.mem_cache.radix_cache import RadixKey
+
+        insert = self.extend(self._i, stop)
+        params = MatchPrefixParams(key=RadixKey(self._keys[self._i][:stop]))
+
+        def step() -> None:
+            insert()
+            node = self._cache.match_prefix(params).last_device_node
+            self._cache.path_device_indices(node)
+            self._cache.unlock(self._lock)
+            self._lock = self._cache.lock(node)
+
+        return step
+
+    def end(self) -> None:
+        self._cache.unlock(self._lock)
+
+    def close(self) -> None:
+        pass  # nothing runs
+
+
 class SGLangFiles:
     """``HiCacheFile``: a file per value, read and written one by one."""
 

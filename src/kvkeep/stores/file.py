@@ -6,36 +6,22 @@ import math
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 from ..schema import BLOCK, Closed, ConfigError, Key
 from .catalog import Catalog, fault
 from .fsck import Report, Usage, fsck, usage
 from .index import Index
-from .record import HEADER, Verdict, seal, verify
+from .moving import Record, load, save
+from .record import HEADER
 from .rows import Grant, IndexFault, Place
-
-SHARED = 1 << 20
-"""Bytes from which on it pays that another thread moves as many."""
 
 RETRY_SECONDS = 60.0
 """For so long after the disk was full, a store lives within the bytes that it has."""
-
-
-class _Record(NamedTuple):
-    """What is to be moved, and where from or to."""
-
-    key: Key
-    place: Place
-    body: memoryview
-
-
-_Move = Callable[[list[_Record]], list[str | None]]
 
 
 class FileStore:
@@ -125,8 +111,8 @@ class FileStore:
             bad: dict[Key, tuple[Place, str]] = {}
             for group in {keys[i].group for i in present}:
                 at = [i for i in present if keys[i].group == group]
-                records = [_Record(keys[i], place, bodies[i]) for i in at if (place := places[i])]
-                failures = self._shared(self._load, records)
+                records = [Record(keys[i], place, bodies[i]) for i in at if (place := places[i])]
+                failures = self._move(False, records)
                 for i, record, failure in zip(at, records, failures, strict=True):
                     hits[i] = failure is None
                     if failure is not None:
@@ -277,8 +263,7 @@ class FileStore:
         landed: dict[Key, Place] = {}
         failed: dict[Place, str] = {}
         for keys in _by_group(claims).values():
-            records = [_Record(key, claims[key], bodies[key]) for key in keys]
-            failures = self._shared(self._save, records)
+            failures = self._move(True, [Record(key, claims[key], bodies[key]) for key in keys])
             for key, failure in zip(keys, failures, strict=True):
                 if failure is None:
                     landed[key] = claims[key]
@@ -307,43 +292,14 @@ class FileStore:
             self._stranded.clear()
             return present
 
-    def _shared(self, move: _Move, records: list[_Record]) -> list[str | None]:
-        """Move records of one group; per record, what went wrong.
-
-        Where it is much, another thread does half, so that one copies while one hashes.
-        """
-        middle = len(records) // 2
-        if middle * self._sizes[records[0].key.group] < SHARED:
-            return move(records)
-        half = self._helper.submit(move, records[middle:])
-        mine = move(records[:middle])
-        return mine + (move(records[middle:]) if half.cancel() else half.result())
-
-    def _load(self, records: list[_Record]) -> list[str | None]:
-        headers = _blocks(len(records))
-        failures = self._move(False, records, headers)
-        verdicts = (verify(h, r.key, r.body) for h, r in zip(headers, records, strict=True))
-        return [
-            failure or (None if verdict is Verdict.GOOD else verdict.name.lower())
-            for failure, verdict in zip(failures, verdicts, strict=True)
-        ]
-
-    def _save(self, records: list[_Record]) -> list[str | None]:
-        headers = [memoryview(seal(r.key, r.place.sequence, r.body)) for r in records]
-        return self._move(True, records, headers)
-
-    def _move(
-        self, write: bool, records: list[_Record], headers: list[memoryview]
-    ) -> list[str | None]:
-        """Read or write records of one group; per record, what went wrong."""
+    def _move(self, write: bool, records: list[Record]) -> list[str | None]:
+        """Write or read records of one group; per record, what went wrong."""
         group = records[0].key.group
         try:
             slab = self._catalog.slab(group, self._sizes[group], create=write)
         except OSError as error:
             return [fault(error)] * len(records)
-        slots, bodies = [r.place.number for r in records], [r.body for r in records]
-        failures = (slab.write if write else slab.read)(slots, headers, bodies)
-        return [fault(failure) if failure else None for failure in failures]
+        return (save if write else load)(slab, records, self._helper)
 
 
 def _by_group(keys: Iterable[Key]) -> dict[bytes, list[Key]]:
@@ -351,9 +307,3 @@ def _by_group(keys: Iterable[Key]) -> dict[bytes, list[Key]]:
     for key in keys:
         groups[key.group].append(key)
     return groups
-
-
-def _blocks(count: int) -> list[memoryview]:
-    """Zeroed headers to read into."""
-    memory = memoryview(bytearray(count * HEADER))
-    return [memory[i * HEADER : (i + 1) * HEADER] for i in range(count)]

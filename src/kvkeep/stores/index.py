@@ -28,9 +28,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ..schema import Key
-from .rows import TABLES, Found, Grant, Place, Punch, SlabRow, SlotRow, State, sound
-
-_VARIABLES = 1000  # of one statement; SQLite's own limit is 32,766
+from .rows import TABLES, Found, Grant, Place, Punch, SlabRow, SlotRow, State, seek, sound
 
 BUSY_SECONDS = 10.0
 """How long to wait for another process, which holds the index for milliseconds."""
@@ -125,8 +123,7 @@ class Index:
         return {
             Key(group, page): place
             for group, wanted in pages.items()
-            for start in range(0, len(wanted), _VARIABLES)
-            for page, place in self._seek(self.ids[group], wanted[start : start + _VARIABLES])
+            for page, place in seek(self._db, self.ids[group], wanted)
         }
 
     def allocate(self, keys: Sequence[Key], limit: int | None, owner: str, punch: Punch) -> Grant:
@@ -154,7 +151,12 @@ class Index:
                     Place(slab.id, number, stamp + order[key])
                     for key, number in zip(wanted, numbers, strict=True)
                 ]
-                self._claim(places, owner)  # before the next slab looks for victims
+                self._db.executemany(  # before the next slab looks for victims
+                    "INSERT INTO slot VALUES (?, ?, 2, NULL, ?, ?, ?) ON CONFLICT DO UPDATE SET"
+                    " (state, page, sequence, used, owner)"
+                    " = (2, NULL, excluded.sequence, excluded.used, excluded.owner)",
+                    ((*place, place.sequence, owner) for place in places),
+                )
                 grant.claims |= zip(wanted, places, strict=True)
         return grant
 
@@ -194,7 +196,7 @@ class Index:
         """
         with self._transaction():
             cleared = {key for key, place in places.items() if self._clear(key, place)}
-            if any((key.page, p) in self._seek(p.slab, [key.page]) for key, p in places.items()):
+            if any((k.page, p) in seek(self._db, p.slab, [k.page]) for k, p in places.items()):
                 raise sqlite3.DatabaseError("a row is found and is not there")
             return cleared
 
@@ -248,16 +250,7 @@ class Index:
         )
         return [SlotRow(*sound(row, blob=2)) for row in rows]
 
-    # -- statements; all but _seek run inside a transaction
-
-    def _seek(self, slab: int, pages: Sequence[bytes]) -> list[tuple[bytes, Place]]:
-        # one statement for all takes a sixth of the time of one each
-        rows = self._db.execute(
-            "SELECT page, slab, number, sequence FROM slot INDEXED BY slot_page"
-            f" WHERE slab = ? AND state = 1 AND page IN ({', '.join('?' * len(pages))})",
-            (slab, *pages),
-        )
-        return [(page, Place(*place)) for page, *place in (sound(row, blob=0) for row in rows)]
+    # -- statements; all run inside a transaction
 
     def _tick(self, count: int) -> int:
         """The first of ``count`` new stamps."""
@@ -299,13 +292,6 @@ class Index:
                 break
         self._hold(slab, grown)
         return taken
-
-    def _claim(self, places: Iterable[Place], owner: str) -> None:
-        self._db.executemany(
-            "INSERT INTO slot VALUES (?1, ?2, 2, NULL, ?3, ?3, ?4) ON CONFLICT DO UPDATE"
-            " SET state = 2, page = NULL, sequence = ?3, used = ?3, owner = ?4",
-            ((*place, owner) for place in places),
-        )
 
     def _victims(self, stamp: int, need: int) -> Iterator[tuple[SlabRow, int]]:
         """Slots that may be recycled, the first to go first: at least ``need`` bytes if there are.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -12,6 +12,7 @@ from ..schema import Key
 from .record import HEADER
 
 MAX_SEQUENCE = 1 << 61
+_VARIABLES = 1000  # of one statement; SQLite's own limit is 32,766
 _LIMIT = 1 << 62  # integers in an intact index are below this
 
 TABLES = """
@@ -104,3 +105,20 @@ def sound(row: tuple[Any, ...], blob: int = -1) -> tuple[Any, ...]:
         if not intact or (isinstance(value, int) and not 0 <= value < _LIMIT):
             raise sqlite3.DatabaseError("a row is damaged")
     return row
+
+
+def seek(
+    db: sqlite3.Connection, slab: int, pages: Sequence[bytes]
+) -> Iterator[tuple[bytes, Place]]:
+    """The pages of a slab that have a record, and where: one statement for many of them, which
+    takes a sixth of the time of one each."""
+    for start in range(0, len(pages), _VARIABLES):
+        part = pages[start : start + _VARIABLES]
+        rows = db.execute(
+            "SELECT page, slab, number, sequence FROM slot INDEXED BY slot_page"
+            f" WHERE slab = ? AND state = 1 AND page IN ({', '.join('?' * len(part))})",
+            (slab, *part),
+        )
+        for row in rows:
+            page, *place = sound(row, blob=0)
+            yield page, Place(*place)

@@ -11,8 +11,10 @@ from pathlib import Path
 from .record import HEADER
 
 _BUFFERS = 1024  # of one preadv or pwritev (Linux' IOV_MAX)
-_PORTION = 1 << 20  # bytes of one: where folios are large (Linux 6.16, ext4), from 2 MiB on a write
-# into new pages takes ten times as long per byte
+_PORTION = (
+    1 << 20
+)  # bytes of one, and so aligned: where the page cache has large folios (ext4 since
+# Linux 6.16), a write of 2 MiB takes ten times as long per byte, and one astride two takes more
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2  # <linux/falloc.h>
 
 
@@ -149,7 +151,7 @@ def _transfer(
     """Move all of ``buffers``, however little one call moves; a read stops at the file's end."""
     first = 0
     while first < len(buffers):
-        moved = call(fd, _portion(buffers, first), offset)
+        moved = call(fd, _portion(buffers, first, _PORTION - offset % _PORTION), offset)
         if moved == 0:
             return
         offset += moved
@@ -160,9 +162,9 @@ def _transfer(
             buffers[first] = buffers[first][moved:]
 
 
-def _portion(buffers: list[memoryview], first: int) -> list[memoryview]:
-    """What one call moves: buffers from ``first`` on, the last of them in part."""
-    portion, room = [], _PORTION
+def _portion(buffers: list[memoryview], first: int, room: int) -> list[memoryview]:
+    """Buffers from ``first`` on, ``room`` bytes of them at most; the last one may be cut."""
+    portion = []
     for buffer in buffers[first : first + _BUFFERS]:
         portion.append(buffer[:room])
         room -= len(portion[-1])
