@@ -105,6 +105,7 @@ class Cache:
             TOUCH: lambda _: None,
         }
         self._leases: dict[int, Lease] = {}
+        self._touches: list[Ticket] = []  # hits that storage is to hear of
         self._closed = False
 
     # --- before a request runs
@@ -174,8 +175,8 @@ class Cache:
         if pages:
             self.residency.stamp(path)
             self._count_hit(path)
+            self._touch_storage(path)
         self._loader.begin(lease, moves, prefetch.fetched if prefetch else NO_IDS)
-        self._touch_storage(path)  # not before: what is to be loaded is waited for
         self.counts["lenient_hits_total"] += any(not s.whole for s in lease.shares.values())
         if prefetch:
             self._prefetcher.close(prefetch)
@@ -277,6 +278,9 @@ class Cache:
             except InvariantError:
                 log.exception("bookkeeping is wrong; the pages of one transfer are dropped")
                 self._contain(ticket)
+        for ticket in self._touches:
+            self.transfers.submit(ticket)
+        self._touches.clear()
         self._prefetcher.advance()
         self._backup.advance()
 
@@ -316,15 +320,16 @@ class Cache:
             self._backup.hit(g, tail)
 
     def _touch_storage(self, path: Ids) -> None:
-        """Tell storage of a hit in any tier, ancestors last."""
-        if not len(path) or not self.transfers.storage:
+        """Tell storage of a hit in any tier, ancestors last; in the next tick, since a step waits
+        for what is being loaded."""
+        if not self.transfers.storage:
             return
         moves = []
         for g, group in enumerate(self.schema.groups):
             pages = path[group.needed(len(path)).start :][::-1]
             keys = [self.transfers.key(g, key) for key in self._table.keys(pages)]
             moves.append(Move(g, NO_IDS, NO_SLOTS, NO_SLOTS, keys))
-        self.transfers.submit(Ticket(TOUCH, moves))
+        self._touches.append(Ticket(TOUCH, moves))
 
     # --- for operators
 
@@ -348,7 +353,7 @@ class Cache:
     @property
     def idle(self) -> bool:
         """Nothing is on its way between tiers."""
-        return self._backup.idle and not self.transfers.pending
+        return self._backup.idle and not self.transfers.pending and not self._touches
 
     def drain(self, timeout: float = 30.0) -> bool:
         """Write back everything committed; False if it took longer than ``timeout`` seconds."""

@@ -391,7 +391,7 @@ MUTANTS = [
         "storage does not hear of hits in memory",
         "it recycles first what is used most, and a restart finds nothing",
         "cache.py",
-        "        self._touch_storage(path)  # not before: what is to be loaded is waited for\n",
+        "            self._touch_storage(path)\n",
         "",
     ),
     Mutant(

@@ -254,7 +254,7 @@ def test_a_slow_load_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_random_walks() -> None:
     """Speeds that change at any time: reads are skipped, given up, tried again."""
     happened: Counter[str] = Counter()
-    for seed in range(8):
+    for seed in range(24):
         rng = random.Random(seed)
         w = world_of(Policy(), FOUR, [8, 7, 6, 8], [9, 8, 7, 9])
         mix = STEPS | {"restart": 2, "arrive": 7, "run": 10, "speed": 4}

@@ -22,7 +22,7 @@ from kvkeep.lease import Lease, Prefetch
 from kvkeep.media.base import NOW, Mark
 from kvkeep.policy import Policy
 from kvkeep.schema import Component, Group, Identity, Key, LoadFailed, Residence, Schema, StoreError
-from kvkeep.transfer import READ, TOUCH, Ticket
+from kvkeep.transfer import READ, Ticket
 
 P = 2
 JUNK = "junk"
@@ -324,8 +324,8 @@ class World:
         self._check_cuts(request)
         if pages:
             self._stamp(request, pages)
-            touch = self.lanes["write"].queue[-1:]
-            assert not self.cache.transfers.storage or touch[0].kind == TOUCH, "storage not told"
+            told = self.cache._touches or not self.cache.transfers.storage
+            assert told, "storage will not be told"
             for g in self.groups:
                 self.oracle.hits.update((g, request.path(i)) for i in self.needed(g, pages))
         self.happened["hit" if pages else "admitted"] += 1
