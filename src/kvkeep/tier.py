@@ -256,7 +256,7 @@ class _Queue:
             at = np.flatnonzero(self._tier.evictable(self._group, block) & (keys <= limit))
             found.append((start + at, keys[at]))
         pages, keys = np.concatenate([f[0] for f in found]), np.concatenate([f[1] for f in found])
-        order = np.argsort(keys)
+        order = np.argsort(keys, kind="stable")  # they come in runs, as pages do
         self._pages, self._keys = pages[order], keys[order]
         self._horizon = int(self._keys[-1]) if len(pages) else None
         return len(pages) > 0

@@ -106,21 +106,21 @@ class Tree:
         order = np.argsort(depths, kind="stable")
         for page, depth in zip(pages[order].tolist(), depths[order].tolist(), strict=True):
             node = self._node[page]
-            if node is _GONE:  # with one above it
-                continue
             at = -1 if node is None else depth - node.first
-            if at < 0 or at >= node.size or node.ids[at] != page:
+            if node is not None and at >= node.size:  # it went with one above it
+                continue
+            if at < 0 or node.ids[at] != page:
                 raise InvariantError(f"page {page} is not in the tree at depth {depth}")
-            below = [kid.ids for kid in _descendants(node)]
+            for kid in _descendants(node):
+                removed.append(kid.ids)
+                kid.size = 0
             if at:
-                below.append(node.cut(at, self.page_bytes)[1])
+                removed.append(node.cut(at, self.page_bytes)[1])
                 node.kids = {}
             else:
-                below.append(node.ids)
+                removed.append(node.ids)
                 self._unlink(node)
-            for ids in below:
-                self._node[ids] = _GONE
-            removed += below
+                node.size = 0
         gone = np.concatenate(removed)
         self._node[gone] = None
         return gone
@@ -212,9 +212,6 @@ class Tree:
             raise InvariantError("a page is in the tree twice")
         if np.count_nonzero(self._node) != len(ids):
             raise InvariantError("a page that is not in the tree points into it")
-
-
-_GONE = Node(0, bytearray(), NO_IDS, None)  # stands for the node of a page that is being removed
 
 
 def _descendants(node: Node) -> Iterator[Node]:
