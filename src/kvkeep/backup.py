@@ -158,12 +158,11 @@ class Backup:
         at_host = table.where(HOST, group, waiting, Residence.LIVE)
         self._unwritten[group].append(waiting[at_host])
         waiting = waiting[~at_host]
-        fit = table.where(DEVICE, group, waiting, Residence.LIVE) & ~table.dying[waiting]
-        self._give_up("unsaved_pages_total", waiting[~fit])
-        waiting = waiting[fit]
         absent = table.where(HOST, group, waiting, Residence.ABSENT)
         room = residency.make_room(residency.host, group, int(np.count_nonzero(absent)))
-        ready, later = _split(waiting, absent, room)
+        fit = table.where(DEVICE, group, waiting, Residence.LIVE) & ~table.dying[waiting]
+        self._give_up("unsaved_pages_total", waiting[~fit])  # some may have ended to make room
+        ready, later = _split(waiting[fit], absent[fit], room)
         self._put_back(self._unsaved, group, later)
         slots = residency.host.reserve(group, len(ready))
         if slots is None or not len(ready):
