@@ -80,7 +80,7 @@ def test_a_pinned_row_stays_until_the_last_pin_is_gone() -> None:
 
 
 def test_what_is_dying_is_not_evicted() -> None:
-    """Its slot is given back with its last hold, not before."""
+    """Who has a use for its slot says when it has none any more."""
     room = Room(1)
     room.table.dying[room.add(1)] = True
     assert room.evict(1) == []
