@@ -255,6 +255,8 @@ class _Queue:
 
     def _refill(self, least: int) -> bool:
         """Look at all pages, a block that stays in a core's cache at a time."""
+        if self._tier.available(self._group) == self._tier.free_slots(self._group):
+            return False  # nothing is idle
         rows = self._tier.table.rows
         limit = self._limit(rows, max(least, int(_SELECT * self._tier.capacity[self._group])))
         found = [(NO_IDS, _NO_KEYS)]
