@@ -256,6 +256,7 @@ class Prefetcher:
 
     def _wait(self, prefetch: Prefetch, ticket: Ticket) -> None:
         ticket.waiters.append(prefetch)
+        ticket.abandoned &= prefetch.done
         prefetch.waiting += 1
         prefetch.last = ticket
         coming = np.concatenate([prefetch.fetched, *(move.pages for move in ticket.moves)])

@@ -180,6 +180,18 @@ def test_a_read_goes_on_while_anybody_waits() -> None:
     assert not ticket.abandoned
 
 
+def test_a_read_that_was_given_up_goes_on_for_who_comes_later() -> None:
+    w = stored()
+    answered(w)
+    (ticket,) = w.lanes["read"].queue
+    measured(w, READ, 60.0, 70.0)
+    w.tick()
+    assert ticket.abandoned
+    w.cache.transfers.speeds[READ].observe(1e9 * RECORD, 1.0)
+    assert not w.arrive(A).prefetch.done
+    assert not ticket.abandoned
+
+
 def test_a_question_that_takes_long_is_not_waited_for() -> None:
     w = stored()
     measured(w, READ, 60.0)
