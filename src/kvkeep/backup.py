@@ -158,12 +158,11 @@ class Backup:
         at_host = table.where(HOST, group, waiting, Residence.LIVE)
         self._unwritten[group].append(waiting[at_host])
         waiting = waiting[~at_host]
-        fit = table.where(DEVICE, group, waiting, Residence.LIVE) & ~table.dying[waiting]
-        self._give_up("unsaved_pages_total", waiting[~fit])
-        waiting = waiting[fit]
         absent = table.where(HOST, group, waiting, Residence.ABSENT)
         room = residency.make_room(residency.host, group, int(np.count_nonzero(absent)))
-        ready, later = _split(waiting, absent, room)
+        fit = table.where(DEVICE, group, waiting, Residence.LIVE) & ~table.dying[waiting]
+        self._give_up("unsaved_pages_total", waiting[~fit])  # some may have ended to make room
+        ready, later = _split(waiting[fit], absent[fit], room)
         self._put_back(self._unsaved, group, later)
         slots = residency.host.reserve(group, len(ready))
         if slots is None or not len(ready):
@@ -189,6 +188,10 @@ class Backup:
 
     def _next_write(self, group: int) -> Move | None:
         residency, table = self._residency, self._residency.table
+        capacity, line = residency.host.capacity[group], self._unwritten[group]
+        room = max(1, int(_PINNED_SHARE * capacity)) - self._writing[group]
+        if self._transfers.storage and room <= 0 and sum(map(len, line)) <= capacity:
+            return None  # a long line is not looked through in vain
         waiting = self._take(self._unwritten, group)
         if not len(waiting):
             return None
@@ -200,9 +203,8 @@ class Backup:
         waiting = waiting[~done]
         fit = table.where(HOST, group, waiting, Residence.LIVE) & ~table.dying[waiting]
         self._give_up("unwritten_pages_total", waiting[~fit])
-        limit = max(1, int(_PINNED_SHARE * residency.host.capacity[group]))
         waiting = waiting[fit]
-        ready, later = _split(waiting, np.ones(len(waiting), bool), limit - self._writing[group])
+        ready, later = _split(waiting, np.ones(len(waiting), bool), room)
         self._put_back(self._unwritten, group, later)
         if not len(ready):
             return None

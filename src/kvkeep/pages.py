@@ -89,7 +89,7 @@ class PageTable:
     parent    [pages]           the page before; -1: it is the first of its prompt
     key       [pages, 32] uint8 chained key
     holds     [pages]           leases, prefetches and tickets that know this id
-    dying     [pages]           gone from the tree; id and slots are recycled with the last hold
+    dying     [pages]           gone from the tree; the id is recycled with the last hold
     slot      [tiers, groups, pages]  slot in a memory tier, NO_SLOT if none
     state     [tiers, groups, pages]  :class:`~kvkeep.schema.Residence`
     pins      [tiers, groups, pages]  users of the slot; it stays while there are any

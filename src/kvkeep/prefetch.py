@@ -117,10 +117,10 @@ class Prefetcher:
             residency.host.publish(move.group, landed)
             table.stored[move.group, landed] = True
             self._counts["missed_reads_total"] += len(move.pages) - len(landed)
-            residency.drop(residency.host, move.group, move.pages[~move.landed])
-            for prefetch in ticket.waiters:
+            for prefetch in ticket.waiters:  # before what did not land ends pages below it
                 if not prefetch.closed:
                     self._pin(prefetch, move.group, landed[np.isin(landed, prefetch.path)])
+            residency.drop(residency.host, move.group, move.pages[~move.landed])
         for prefetch in ticket.waiters:
             prefetch.waiting -= 1
             prefetch.done |= prefetch.waiting == 0
@@ -256,6 +256,7 @@ class Prefetcher:
 
     def _wait(self, prefetch: Prefetch, ticket: Ticket) -> None:
         ticket.waiters.append(prefetch)
+        ticket.abandoned &= prefetch.done
         prefetch.waiting += 1
         prefetch.last = ticket
         coming = np.concatenate([prefetch.fetched, *(move.pages for move in ticket.moves)])

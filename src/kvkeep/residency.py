@@ -2,8 +2,8 @@
 
 Every change that concerns more than one of the three goes through here. A page ends when a group
 that every hit needs is in neither memory tier: nothing below it can be used, so its whole subtree
-leaves the tree. What somebody still holds is *dying*: out of the tree now, its id and slots
-recycled with the last hold, so ids never alias.
+leaves the tree. What somebody still holds is *dying*: out of the tree now, its id recycled with the
+last hold, so ids never alias. Its slots go as soon as nobody uses or fills them.
 """
 
 from __future__ import annotations
@@ -164,14 +164,17 @@ class Residency:
         return self.tree.is_last(page, int(table.depth[page]))
 
     def _reap(self, ids: Ids) -> None:
+        """Of pages that are dying: free what slots are of no use, recycle what nobody holds."""
         table = self.table
-        over = ids[table.dying[ids] & (table.holds[ids] == 0)]
-        if not len(over):
+        ids = ids[table.dying[ids]]
+        if not len(ids):
             return
+        over = table.holds[ids] == 0
         for tier in (self.device, self.host):
             for group in range(len(self.schema.groups)):
-                tier.drop(group, over[table.slot[tier.index, group][over] != NO_SLOT])
-        table.recycle(over)
+                kept = table.slot[tier.index, group][ids] != NO_SLOT
+                tier.drop(group, ids[kept & (over | tier.idle(group, ids))])
+        table.recycle(ids[over])
 
     def recount(self, holds: NDArray[np.int32], pins: NDArray[np.int32]) -> None:
         """Believe these counts, after bookkeeping went wrong, and recycle what nobody holds."""

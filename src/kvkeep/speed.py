@@ -20,7 +20,7 @@ class Speed:
     def __init__(self) -> None:
         self._sums = 0.0, 0.0  # of amounts and of seconds, decayed
         self._under_way: tuple[float, float] | None = None  # an amount, and since when
-        self._measured = -math.inf  # monotonic seconds
+        self._measured = self._tried = -math.inf  # monotonic seconds
 
     def observe(self, amount: float, seconds: float) -> None:
         """So much took so long. Nothing tells nothing."""
@@ -29,7 +29,7 @@ class Speed:
         now = time.monotonic()
         decay = 0.5 ** ((now - self._measured) / _HALF_LIFE)
         self._sums = decay * self._sums[0] + amount, decay * self._sums[1] + seconds
-        self._measured = now
+        self._measured = self._tried = now
 
     @contextmanager
     def under_way(self, amount: float) -> Iterator[None]:
@@ -51,9 +51,9 @@ class Speed:
     def retry(self) -> bool:
         """Nothing was measured for a while, and nobody was told so: the caller is to try."""
         now = time.monotonic()
-        due = now - self._measured > _RETRY_SECONDS
+        due = now - self._tried > _RETRY_SECONDS
         if due:
-            self._measured = now
+            self._tried = now
         return due
 
     def _now(self) -> tuple[float, float]:

@@ -132,13 +132,15 @@ class Tier:
         """The order of these pages has changed to earlier."""
         self._queues[group].offer(pages)
 
+    def idle(self, group: int, pages: Ids | slice) -> NDArray[np.bool_]:
+        """Which of these pages have a slot here that nobody uses or fills."""
+        fit: NDArray[np.bool_] = self.table.state[self.index, group][pages] == _LIVE
+        fit &= self.table.pins[self.index, group][pages] == 0
+        return fit
+
     def evictable(self, group: int, pages: Ids | slice) -> NDArray[np.bool_]:
         """Which of these pages may lose their slot here."""
-        table = self.table
-        fit: NDArray[np.bool_] = table.state[self.index, group][pages] == _LIVE
-        fit &= table.pins[self.index, group][pages] == 0
-        fit &= ~table.dying[pages]
-        return fit
+        return self.idle(group, pages) & ~self.table.dying[pages]
 
     def evict(self, group: int, most: int) -> Ids:
         """Drop up to ``most`` pages, the first in order first; returns them."""
@@ -234,10 +236,16 @@ class _Queue:
         while len(self._pages) or self._refill(most):
             pages, keys = self._pages[:most], self._keys[:most]
             self._pages, self._keys = self._pages[most:], self._keys[most:]
+            fit = self._tier.evictable(self._group, pages)
+            same: NDArray[np.bool_] = self._key(pages) == keys
+            self.offer(pages[fit & ~same])
+            good = fit & same
+            if self._late:  # some go later now, and before others that were found with them
+                self._late.append((pages[good], keys[good]))
+                self._merge()
+                continue
             if not len(self._pages):
                 self._horizon = None
-            good = self._tier.evictable(self._group, pages)
-            good &= self._key(pages) == keys
             if count(good):
                 return pages[good]
         return NO_IDS
@@ -247,6 +255,8 @@ class _Queue:
 
     def _refill(self, least: int) -> bool:
         """Look at all pages, a block that stays in a core's cache at a time."""
+        if self._tier.available(self._group) == self._tier.free_slots(self._group):
+            return False  # nothing is idle
         rows = self._tier.table.rows
         limit = self._limit(rows, max(least, int(_SELECT * self._tier.capacity[self._group])))
         found = [(NO_IDS, _NO_KEYS)]

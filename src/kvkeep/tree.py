@@ -62,6 +62,7 @@ class Tree:
     def __init__(self, page_tokens: int) -> None:
         self.page_bytes = 4 * page_tokens
         self._roots: dict[str, Node] = {}
+        self._names: dict[Node, str] = {}  # of roots
         self._node: NDArray[np.object_] = np.empty(0, dtype=object)  # by page id
 
     def match(self, namespace: str, raw: Raw) -> Ids:
@@ -83,6 +84,7 @@ class Tree:
             node = self._roots.get(namespace)
             if node is None:
                 node = self._roots[namespace] = Node(0, bytearray(), NO_IDS, None)
+                self._names[node] = namespace
             at = 0
         else:
             node = self._node[parent[0]]
@@ -177,7 +179,7 @@ class Tree:
                 below.parent = parent
             self._assign(kid.ids, parent)
         elif parent.parent is None and not parent.kids:
-            self._roots = {name: root for name, root in self._roots.items() if root is not parent}
+            del self._roots[self._names.pop(parent)]
 
     def _assign(self, ids: Ids, node: Node) -> None:
         try:

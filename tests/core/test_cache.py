@@ -339,6 +339,20 @@ def test_admission_is_all_or_nothing() -> None:
     w.check()
 
 
+def test_a_path_that_ended_keeps_no_slots_for_who_waits() -> None:
+    """The pages of the first group went to make room: those of the second are of no use."""
+    w = world(device=4, host=0)
+    serve(w, A)
+    behind = w.arrive(A)
+    w.settle()
+    request = w.arrive([4, 4, 5, 5, 6, 6, 7, 7, 8], ask=False)
+    assert w.admit(request, chunk=8)
+    w.check()
+    w.release(request)
+    assert w.admit(behind)
+    w.check()
+
+
 def test_a_refused_load_gives_everything_back() -> None:
     """Also what the groups before the one that is short had got."""
     w = World(TWO, [12, 6], [9, 9])
@@ -430,6 +444,22 @@ def test_saving_evicts_only_for_what_it_saves() -> None:
     w.tick()
     assert w.cache.figures()["evicted_pages_total{tier=host,group=full}"] == 0
     w.finish()
+
+
+def test_room_for_a_save_may_end_what_is_saved() -> None:
+    """The host gives up a page that the device lost before those below it."""
+    w = world(device=3, host=1)
+    request = lease_of(w, A)
+    assert w.run(request, 2)
+    w.settle()
+    assert w.run(request, 2)  # the first page is on the host, the second waits in line
+    first = request.lease.path[:1]
+    w.release(request)
+    w.cache.residency.drop(w.cache.residency.device, 0, first)
+    w.settle()
+    assert not w.tree()
+    assert w.cache.counts["unsaved_pages_total"] == 2
+    w.check()
 
 
 def test_without_a_host_nothing_is_saved() -> None:

@@ -225,6 +225,12 @@ def test_what_does_not_exist_is_refused(layout: str, backend: str, what: str) ->
         Memory(schema(FULL), [1], [1], "cpu", layout, backend)
 
 
+def test_lanes_may_write_to_what_was_made_in_inference_mode() -> None:
+    with torch.inference_mode():
+        memory = make(("page_first", "direct"), Group("g", (Component("k", (0,), (2,), "F32"),)))
+    memory.pools["g"]["k"][0].fill_(1)
+
+
 def test_the_kernel_compiles_for_cuda(tmp_path: Path) -> None:
     """The interpreter takes more than the compiler does."""
     pytest.importorskip("triton")

@@ -180,6 +180,18 @@ def test_a_read_goes_on_while_anybody_waits() -> None:
     assert not ticket.abandoned
 
 
+def test_a_read_that_was_given_up_goes_on_for_who_comes_later() -> None:
+    w = stored()
+    answered(w)
+    (ticket,) = w.lanes["read"].queue
+    measured(w, READ, 60.0, 70.0)
+    w.tick()
+    assert ticket.abandoned
+    w.cache.transfers.speeds[READ].observe(1e9 * RECORD, 1.0)
+    assert not w.arrive(A).prefetch.done
+    assert not ticket.abandoned
+
+
 def test_a_question_that_takes_long_is_not_waited_for() -> None:
     w = stored()
     measured(w, READ, 60.0)
@@ -261,7 +273,7 @@ def test_random_walks() -> None:
         for step in rng.choices(list(mix), list(mix.values()), k=200):
             if step == "speed":
                 measured(w, READ, 1.0, rng.choice([1e-3, 1.0, 1e3]))
-                w.cache.transfers.speeds[READ]._measured -= rng.choice([0.0, 100.0])
+                w.cache.transfers.speeds[READ]._tried -= rng.choice([0.0, 100.0])
             else:
                 happened["skipped"] += w.cache.counts.pop(SLOW, 0)
                 one(w, step, rng)
@@ -320,3 +332,13 @@ def test_one_is_to_try_again(now: list[float]) -> None:
     now[0] += 0.1
     assert speed.retry()
     assert not speed.retry(), "two try"
+
+
+def test_a_try_that_is_fast_outweighs_what_was_slow_long_ago(now: list[float]) -> None:
+    speed = Speed()
+    speed.observe(10, 100.0)
+    for _ in range(4):
+        now[0] += 20.0  # four half-lives
+        assert speed.retry()
+        speed.observe(10, 0.001)
+    assert speed.seconds(10) < 0.1

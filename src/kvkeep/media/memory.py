@@ -48,6 +48,7 @@ class Memory:
         ConfigError: there is no such layout or backend, or they do not fit together.
     """
 
+    @torch.inference_mode(False)  # whoever makes it: lanes write to it, and are not in that mode
     def __init__(
         self,
         schema: Schema,

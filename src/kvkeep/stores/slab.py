@@ -11,11 +11,11 @@ from pathlib import Path
 from .record import HEADER
 
 _BUFFERS = 1024  # of one preadv or pwritev (Linux' IOV_MAX)
-_PORTION = (
-    1 << 20
-)  # bytes of one, and so aligned: where the page cache has large folios (ext4 since
-# Linux 6.16), a write of 2 MiB takes ten times as long per byte, and one astride two takes more
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2  # <linux/falloc.h>
+
+_PORTION = 1 << 20
+"""Bytes of one, and so aligned: where the page cache has large folios (ext4 since Linux 6.16), a
+write of 2 MiB takes ten times as long per byte, and one astride two takes more."""
 
 
 class Slab:
