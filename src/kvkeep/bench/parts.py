@@ -88,8 +88,8 @@ def _engine(setting: Setting, tell: Tell) -> list[Row]:
 
 PARTS: dict[str, Callable[[Setting, Tell], list[Row]]] = {
     "tree8k": partial(_tree, 8192, 1000),
-    "tree32k": partial(_tree, 32_768, 200),
-    "tree131k": partial(_tree, 131_072, 50),
+    "tree32k": partial(_tree, 32_768, 100),
+    "tree131k": partial(_tree, 131_072, 25),
     "calls": _calls,
     "residents": _residents,
     "memory": _memory,

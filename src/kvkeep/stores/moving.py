@@ -37,13 +37,19 @@ def save(slab: Slab, records: list[Record], helper: Executor) -> list[str | None
 
 
 def load(slab: Slab, records: list[Record], helper: Executor) -> list[str | None]:
-    """Read and verify; per record, what went wrong. The helper does half."""
-    middle = len(records) // 2
-    if middle * slab.stride < PART:
+    """Read and verify; per record, what went wrong. The helper takes parts, too, when it can."""
+    size = -(-PART // slab.stride)
+    if len(records) <= size:
         return _load(slab, records)
-    half = helper.submit(_load, slab, records[middle:])
-    mine = _load(slab, records[:middle])
-    return mine + (_load(slab, records[middle:]) if half.cancel() else half.result())
+    left = iter(range(0, len(records), size))  # of both threads
+
+    def work() -> dict[int, list[str | None]]:
+        return {first: _load(slab, records[first : first + size]) for first in left}
+
+    other, done = helper.submit(work), work()
+    if not other.cancel():
+        done |= other.result()
+    return [failure for first in sorted(done) for failure in done[first]]
 
 
 def _load(slab: Slab, records: list[Record]) -> list[str | None]:
