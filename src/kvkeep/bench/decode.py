@@ -72,10 +72,12 @@ def measure(repeats: int, progress: Callable[[], None]) -> list[dict[str, Any]]:
                 sides = [lambda: _run(engine, mixed), _generation(mixed)]  # noqa: B023
                 seconds = _interleaved(sides, max(1, repeats // 8))
             rates(f"prefill and {NEW} tokens, batch {batch}, padded", batch * NEW, peer, seconds)
+        most = max(BATCHES)
+        equal = _prompts(most, EQUAL)
         with _decoding(equal, repeats, "shared") as one, _decoding(equal, repeats) as other:
             seconds = _interleaved([one.turn, other.turn], repeats, WARM_UP)
         peer = "the same prompts, not shared"
-        rates(f"decode, batch {batch}, {PREFIX} in common", batch, peer, seconds)
+        rates(f"decode, batch {most}, {PREFIX} in common", most, peer, seconds)
     return rows
 
 

@@ -75,7 +75,8 @@ def _files(setting: Setting, tell: Tell) -> list[Row]:
 def _decode(setting: Setting, tell: Tell) -> list[Row]:
     from .decode import measure
 
-    rows = measure(setting.repeats, lambda: tell("decoding"))
+    steps = 1 if setting.quick else 8 * setting.repeats  # a turn is of one step
+    rows = measure(steps, lambda: tell("decoding"))
     return cast(list[Row], rows)
 
 
