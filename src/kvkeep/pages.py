@@ -115,8 +115,9 @@ class PageTable:
     priority: NDArray[np.uint8]
     stored: NDArray[np.bool_]
 
-    def __init__(self, clocks: Sequence[int], capacity: int = 1024) -> None:
-        """``clocks``: which clock each group goes by, numbered from 0."""
+    def __init__(self, clocks: Sequence[int], usual: int) -> None:
+        """``clocks``: which clock each group goes by, numbered from 0. ``usual``: pages that there
+        will hardly be more of."""
         self.clocks = tuple(clocks)
         self.groups = groups = len(self.clocks)
         self.clock = 0
@@ -130,7 +131,8 @@ class PageTable:
         for name, (dtype, _) in _COLUMNS.items():
             setattr(self, name, np.empty((*lead.get(name, ()), 0), dtype=dtype))
         self._free = FreeList(0)
-        self._grow(capacity)
+        self._usual = usual
+        self._grow(min(usual, 1024))
 
     def __len__(self) -> int:
         """Pages in use."""
@@ -159,7 +161,9 @@ class PageTable:
         if size == 0:
             return NO_IDS
         if size > len(self._free):
-            self._grow(max(2 * len(self.depth), len(self.depth) + size))
+            twice = 2 * self.rows
+            usual = self._usual if self.rows < self._usual else twice
+            self._grow(max(min(twice, usual), self.rows + size))
         ids = self._free.take(size)
         self.depth[ids] = np.arange(len(path), len(path) + size)
         self.parent[ids[1:]] = ids[:-1]

@@ -45,7 +45,7 @@ class Residency:
                 raise ConfigError(f"{slots} slots for {len(schema.groups)} groups")
         self.schema = schema
         most = max(device_slots) + max(host_slots) + 1  # pages, unless many have no slots
-        self.table = PageTable(schema.clocks, min(1024, most))
+        self.table = PageTable(schema.clocks, most)
         self.tree = Tree(schema.page_tokens)
         self.device = Tier(self.table, DEVICE, device_slots, order)
         self.host = Tier(self.table, HOST, host_slots, order)

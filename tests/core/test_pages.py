@@ -18,7 +18,7 @@ def path(length: int) -> Ids:
 
 @pytest.fixture
 def table() -> PageTable:
-    return PageTable(clocks=[0, 1], capacity=4)
+    return PageTable(clocks=[0, 1], usual=4)
 
 
 def test_ids_are_distinct_and_know_depth_parent_and_key(table: PageTable) -> None:

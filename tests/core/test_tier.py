@@ -18,7 +18,7 @@ class Room:
     """A device tier of one group over a table, and pages at given clocks and depths."""
 
     def __init__(self, slots: int, order: Order = lru) -> None:
-        self.table = PageTable([0], 8)
+        self.table = PageTable([0], usual=8)
         self.tier = Tier(self.table, DEVICE, [slots], order)
 
     def add(self, used: int, depth: int = 0, state: Residence = LIVE) -> int:
