@@ -19,7 +19,7 @@ from .schema import NO_IDS, Ids, InvariantError, Residence, Slots
 _ABSENT, _WRITING, _LIVE = map(int, Residence)
 _FREE, _PRIVATE = -1, -2  # owners of a slot that are not a page id
 _SELECT = 0.02  # share of a tier that one look for victims puts in order
-_MOST_LATE = 1 << 10
+_MOST_OFFERED = 1 << 12
 _BLOCK, _SAMPLE = 1 << 15, 1 << 12  # pages looked at at a time; to guess where the share ends
 _NO_KEYS = np.empty(0, dtype=np.int64)
 
@@ -216,33 +216,29 @@ class _Queue:
     def __init__(self, tier: Tier, group: int, order: Order) -> None:
         self._tier, self._group, self._order = tier, group, order
         self._pages, self._keys = NO_IDS, _NO_KEYS
-        self._late: list[tuple[Ids, NDArray[np.int64]]] = []  # to be merged in, with their keys
+        self._offered: list[Ids] = []  # since pages were taken last
         self._horizon: int | None = None  # all evictable pages up to this key are in the batch
 
     def offer(self, pages: Ids) -> None:
         """These may have become evictable."""
         if self._horizon is not None and len(pages):
-            keys = self._key(pages)
-            late = keys <= self._horizon
-            if count(late):
-                self._late.append((pages[late], keys[late]))
-            if len(self._late) > _MOST_LATE:  # nobody has taken any for long: begin anew some day
-                self._pages, self._keys, self._late, self._horizon = NO_IDS, _NO_KEYS, [], None
+            self._offered.append(pages)
+            if len(self._offered) > _MOST_OFFERED:  # nobody has taken any for long: begin anew
+                self._pages, self._keys, self._offered, self._horizon = NO_IDS, _NO_KEYS, [], None
 
     def take(self, most: int) -> Ids:
         """As :meth:`Tier.victims`."""
-        if self._late:
-            self._merge()
+        if self._offered:
+            self._merge(np.concatenate(self._offered))
+            self._offered = []
         while len(self._pages) or self._refill(most):
             pages, keys = self._pages[:most], self._keys[:most]
             self._pages, self._keys = self._pages[most:], self._keys[most:]
             fit = self._tier.evictable(self._group, pages)
             same: NDArray[np.bool_] = self._key(pages) == keys
-            self.offer(pages[fit & ~same])
             good = fit & same
-            if self._late:  # some go later now, and before others that were found with them
-                self._late.append((pages[good], keys[good]))
-                self._merge()
+            if count(good) < count(fit):  # some go later now, perhaps before others of the batch
+                self._merge(pages[fit])
                 continue
             if not len(self._pages):
                 self._horizon = None
@@ -279,12 +275,16 @@ class _Queue:
         index = wanted // every
         return int(keys[index]) if index < len(keys) else np.iinfo(np.int64).max
 
-    def _merge(self) -> None:
-        """Put the late ones in their places, each once: some are offered twice."""
-        batch = [(self._pages, self._keys), *self._late]
-        pages, keys = np.concatenate([b[0] for b in batch]), np.concatenate([b[1] for b in batch])
-        order = np.lexsort((pages, keys))
-        pages, keys = pages[order], keys[order]
-        fresh = np.ones(len(pages), dtype=bool)
-        fresh[1:] = (pages[1:] != pages[:-1]) | (keys[1:] != keys[:-1])
-        self._pages, self._keys, self._late = pages[fresh], keys[fresh], []
+    def _merge(self, pages: Ids) -> None:
+        """Put those that go before the horizon in their places, each once."""
+        assert self._horizon is not None  # or there were no batch, and nothing would be offered
+        keys = self._key(pages)
+        late = keys <= self._horizon
+        if count(late):
+            pages = np.concatenate((self._pages, pages[late]))
+            keys = np.concatenate((self._keys, keys[late]))
+            order = np.lexsort((pages, keys))
+            pages, keys = pages[order], keys[order]
+            fresh = np.ones(len(pages), dtype=bool)
+            fresh[1:] = (pages[1:] != pages[:-1]) | (keys[1:] != keys[:-1])
+            self._pages, self._keys = pages[fresh], keys[fresh]

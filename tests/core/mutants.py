@@ -182,8 +182,8 @@ MUTANTS = [
         "what is hit while it waits to be evicted leaves the line",
         "what was hit more often goes before it",
         "tier.py",
-        "            self.offer(pages[fit & ~same])\n",
-        "",
+        "self._merge(pages[fit])",
+        "self._merge(pages[good])",
         killer="test_tier.py: victims_come",
     ),
     Mutant(

@@ -161,7 +161,7 @@ def test_victims_come_in_order(order: Order, actions, select: float, block: int)
         patch.setattr(kvkeep.tier, "_SELECT", select)
         patch.setattr(kvkeep.tier, "_BLOCK", block)
         patch.setattr(kvkeep.tier, "_SAMPLE", block + 1)
-        patch.setattr(kvkeep.tier, "_MOST_LATE", block)
+        patch.setattr(kvkeep.tier, "_MOST_OFFERED", block)
         _compare(order, actions)
 
 

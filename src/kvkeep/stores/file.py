@@ -6,7 +6,7 @@ import math
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
@@ -22,10 +22,6 @@ from .rows import Grant, IndexFault, Place
 
 RETRY_SECONDS = 60.0
 """For so long after the disk was full, a store lives within the bytes that it has."""
-
-
-_Move = Callable[[], list[str | None]]
-"""Moves records of one group; per record, what went wrong."""
 
 
 class FileStore:
@@ -115,8 +111,8 @@ class FileStore:
                 if place is not None:
                     found[key.group][i] = Record(key, place, bodies[i])
             bad: dict[Key, tuple[Place, str]] = {}
-            moves = [partial(self._move, False, list(mine.values())) for mine in found.values()]
-            for mine, failures in zip(found.values(), self._side_by_side(moves), strict=True):
+            for mine in found.values():
+                failures = self._move(False, list(mine.values()))
                 for (i, record), failure in zip(mine.items(), failures, strict=True):
                     hits[i] = failure is None
                     if failure is not None:
@@ -199,15 +195,6 @@ class FileStore:
             with self._left:
                 self._inside -= 1
                 self._left.notify_all()
-
-    def _side_by_side(self, moves: Sequence[_Move]) -> list[list[str | None]]:
-        """Groups are in files of their own: the helper moves the second while one moves the first,
-        and so on."""
-        ahead = [self._helper.submit(move) for move in moves[1:]]
-        done = [moves[0]()] if moves else []
-        for move, future in zip(moves[1:], ahead, strict=True):
-            done.append(move() if future.cancel() else future.result())
-        return done
 
     def _known(self, keys: Sequence[Key]) -> list[Key]:
         return [key for key in keys if key.group in self._sizes]
