@@ -77,11 +77,11 @@ class Tier:
 
     def adopt(self, group: int, pages: Ids, slots: Slots, state: Residence) -> None:
         """Rows without a slot take over private ones."""
-        at, row = self._private(group, slots), self.table.slot[self.index, group]
-        if count(row[pages] != NO_SLOT):
+        at, states = self._private(group, slots), self.table.state[self.index, group]
+        if count(states[pages]):
             raise InvariantError("a row adopts a second slot")
-        row[pages] = slots
-        self.table.state[self.index, group][pages] = int(state)
+        self.table.slot[self.index, group][pages] = slots
+        states[pages] = int(state)
         self._owner[group][at] = pages
         if state == Residence.LIVE:
             self._live(group, pages)

@@ -7,7 +7,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ..pages import DEVICE
+from ..pages import DEVICE, count
 from ..policy import lru
 from ..residency import Residency
 from ..schema import (
@@ -85,7 +85,7 @@ class Ours:
             new = whole[len(path) :]
             for g in self._groups:
                 known = table.where(DEVICE, g, new, Residence.LIVE)
-                if known.any():
+                if count(known):
                     device.free(g, slots[g][known])
                     device.adopt(g, new[~known], slots[g][~known], Residence.LIVE)
                 else:
