@@ -140,6 +140,7 @@ def test_core_runs_and_tells(tmp_path: Path) -> None:
             if row["peer"] is not None:
                 assert row["ratio"] == pytest.approx(row["ours"] / row["peer_value"])
     assert "svg" in chart.read_text()[:500]
+    assert "left out, for want of --peer-sglang DIR and --peer-vllm" in output
 
 
 def test_a_part_that_there_is_not(tmp_path: Path) -> None:

@@ -52,6 +52,9 @@ def run(
             rows = PARTS[part](setting, lambda now: progress.update(task, description=now))
             measured[part] = rows
             console.print(_table(part, rows))
+    peers = {"--peer-sglang DIR": setting.sglang, "--peer-vllm": setting.vllm}
+    if absent := [flag for flag, peer in peers.items() if not peer]:
+        console.print(f"Peers left out, for want of {' and '.join(absent)}.")
     if json is not None:
         figures = {"machine": machine(), "parts": measured}
         json.write_bytes(msgspec.json.format(msgspec.json.encode(figures), indent=1) + b"\n")
