@@ -172,8 +172,8 @@ class Residency:
         over = table.holds[ids] == 0
         for tier in (self.device, self.host):
             for group in range(len(self.schema.groups)):
-                kept = table.slot[tier.index, group][ids] != NO_SLOT
-                tier.drop(group, ids[kept & (over | tier.idle(group, ids))])
+                at = np.flatnonzero(table.slot[tier.index, group][ids] != NO_SLOT)
+                tier.drop(group, ids[at[over[at] | tier.idle(group, ids[at])]])
         table.recycle(ids[over])
 
     def recount(self, holds: NDArray[np.int32], pins: NDArray[np.int32]) -> None:

@@ -131,8 +131,8 @@ MUTANTS = [
         "what is out of the tree keeps its slots while it is held",
         "requests that wait hold a path, and with its slots of some groups all who come before",
         "residency.py",
-        "kept & (over | tier.idle(group, ids))",
-        "kept & over",
+        "over[at] | tier.idle(group, ids[at])",
+        "over[at]",
         killer="test_cache.py: path_that_ended",
     ),
     Mutant(
