@@ -231,20 +231,22 @@ class _Queue:
         if self._offered:
             self._merge(np.concatenate(self._offered))
             self._offered = []
-        while len(self._pages) or self._refill(most):
-            pages, keys = self._pages[:most], self._keys[:most]
-            self._pages, self._keys = self._pages[most:], self._keys[most:]
+        while len(self._pages):
+            pages, keys = self._first(most)
             fit = self._tier.evictable(self._group, pages)
-            same: NDArray[np.bool_] = self._key(pages) == keys
-            good = fit & same
+            good = fit & (self._key(pages) == keys)
             if count(good) < count(fit):  # some go later now, perhaps before others of the batch
                 self._merge(pages[fit])
-                continue
-            if not len(self._pages):
-                self._horizon = None
-            if count(good):
-                return pages[good]
-        return NO_IDS
+            elif count(good):
+                victims: Ids = pages[good]
+                return victims
+        return self._first(most)[0] if self._refill(most) else NO_IDS
+
+    def _first(self, most: int) -> tuple[Ids, NDArray[np.int64]]:
+        """Take them out of the batch, with their keys."""
+        pages, keys = self._pages[:most], self._keys[:most]
+        self._pages, self._keys = self._pages[most:], self._keys[most:]
+        return pages, keys
 
     def _key(self, pages: Ids | slice) -> NDArray[np.int64]:
         return self._order(self._tier.table, self._group, pages)

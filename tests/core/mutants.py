@@ -63,7 +63,7 @@ MUTANTS = [
         "victims are not checked again",
         "a page that was used since it was chosen goes all the same",
         "tier.py",
-        "            good = fit & same\n",
+        "            good = fit & (self._key(pages) == keys)\n",
         "            good = fit\n",
         killer="test_tier.py: used_since",
     ),
