@@ -3,7 +3,7 @@ time of copying it, so where it is much, a second thread hashes while one copies
 
 from __future__ import annotations
 
-from concurrent.futures import Executor
+from concurrent.futures import Executor, wait
 from typing import NamedTuple
 
 from ..schema import Key
@@ -46,8 +46,13 @@ def load(slab: Slab, records: list[Record], helper: Executor) -> list[str | None
     def work() -> dict[int, list[str | None]]:
         return {first: _load(slab, records[first : first + size]) for first in left}
 
-    other, done = helper.submit(work), work()
-    if not other.cancel():
+    other = helper.submit(work)
+    try:
+        done = work()
+    finally:  # whatever happens: nobody may write into buffers that were given back
+        if not other.cancel():
+            wait((other,))
+    if not other.cancelled():
         done |= other.result()
     return [failure for first in sorted(done) for failure in done[first]]
 
