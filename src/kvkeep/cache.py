@@ -53,8 +53,6 @@ from .transfer import (
 
 log = logging.getLogger(__name__)
 
-_NO_GAPS = np.empty(0, dtype=np.intp)
-
 
 class Cache:
     """Three tiers of cached state under one radix tree.
@@ -141,7 +139,8 @@ class Cache:
         """Match, pin, start loading, and reserve device slots for the first chunk.
 
         All or nothing: None if the device has no room now. At least one token is left to compute.
-        Wait for ``lease.ready`` before using its slots; ``lease.pages`` may shrink until then.
+        Before ``lease.ready`` its slots may be used layer by layer, each after a wait for the
+        lease's ``arriving``; ``lease.pages`` may shrink until then.
 
         Args:
             tokens: ``[n]`` int32, everything known of the sequence, at least one token.
@@ -214,7 +213,7 @@ class Cache:
             share = lease.shares[group.name]
             had = len(share.slots)
             self._slots.plan_snapshots(lease, had, count)
-            if not self._slots.extend(g, lease, max(0, count - had), _NO_GAPS):
+            if not self._slots.extend(g, lease, max(0, count - had), NO_IDS):
                 for group_index, shared, size in taken:
                     self._slots.let_go(group_index, shared, lease.path, size)
                 return False

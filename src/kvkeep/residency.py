@@ -15,7 +15,17 @@ from numpy.typing import NDArray
 
 from .pages import DEVICE, HOST, NO_SLOT, PageTable
 from .policy import Order
-from .schema import ConfigError, Ids, InvariantError, Residence, Schema, Slots, chain_keys, root_key
+from .schema import (
+    NO_IDS,
+    ConfigError,
+    Ids,
+    InvariantError,
+    Residence,
+    Schema,
+    Slots,
+    chain_keys,
+    root_key,
+)
 from .tier import Tier
 from .tree import Raw, Tree
 
@@ -189,7 +199,7 @@ class Residency:
         for owner in (table, self.tree, self.device, self.host):
             owner.check()
         inside = [node.ids for _, node in self.tree.walk()]
-        ids = np.concatenate(inside) if inside else np.empty(0, dtype=np.intp)
+        ids = np.concatenate([NO_IDS, *inside])
         if len(ids) + np.count_nonzero(table.dying) != len(table):
             raise InvariantError("a page is neither in the tree nor dying")
         if table.dying[ids].any() or (table.dying & (table.holds == 0)).any():

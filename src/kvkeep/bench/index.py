@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..pages import DEVICE, count
 from ..policy import lru
@@ -18,11 +17,10 @@ from ..schema import (
     InvariantError,
     Residence,
     Schema,
+    Slots,
 )
 from .load import Load
 from .measure import Step
-
-Slots = NDArray[np.int32]
 
 
 class Index(Protocol):
