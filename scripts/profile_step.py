@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from kvkeep.bench import decode
+from kvkeep.bench.measure import one_thread
 from kvkeep.engine import runner
 from kvkeep.engine.core import Engine
 from kvkeep.models.attention_torch import TorchPlan
@@ -81,7 +82,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=60)
     steps = parser.parse_args().steps
-    with decode._one_thread(), torch.inference_mode():
+    with one_thread(), torch.inference_mode():
         found = [profile(batch, steps) for batch in decode.BATCHES]
     print("| part |", " | ".join(f"batch {batch}, ms" for batch in decode.BATCHES), "|")
     print("|---" + "|--:" * len(found) + "|")

@@ -7,12 +7,8 @@ slots are scattered over both sides.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
-from statistics import median
-from typing import Any
 
 import numpy as np
 import torch
@@ -21,6 +17,7 @@ from ..media.base import Copy
 from ..media.device import open_device
 from ..media.memory import Memory
 from ..schema import Component, Group, Identity, Schema
+from .measure import Row, Tell, interleaved, one_thread, row
 
 _ROW = (64, 8, 128)
 _SCHEMA = Schema(
@@ -34,8 +31,8 @@ _SCHEMA = Schema(
 _PAGE = sum(group.page_bytes for group in _SCHEMA.groups)
 
 
-def measure(mib: int, repeats: int, progress: Callable[[str], None]) -> list[dict[str, Any]]:
-    """Rows ``{"name", "ours", "unit", "peer", "peer_value", "ratio"}``: medians, ours / peer.
+def measure(mib: int, repeats: int, progress: Tell) -> list[Row]:
+    """Medians of each layout, backend and direction.
 
     Both sides take turns, with one of PyTorch's threads. The kernel runs on CUDA only.
 
@@ -47,7 +44,7 @@ def measure(mib: int, repeats: int, progress: Callable[[str], None]) -> list[dic
     device = "cuda" if torch.cuda.is_available() else "cpu"
     pages = -(-(mib << 20) // _PAGE)
     rows = []
-    with _one_thread():
+    with one_thread():
         one_piece = _contiguous(pages * _PAGE, device)
         for layout in ("page_first", "layer_first"):
             for backend in ("direct", "kernel") if device == "cuda" else ("direct",):
@@ -56,17 +53,9 @@ def measure(mib: int, repeats: int, progress: Callable[[str], None]) -> list[dic
                 _fill(memory)
                 for name, copy in (("save", memory.save), ("load", memory.load)):
                     both = partial(copy, _scattered(pages)), one_piece[name]
-                    ours, theirs = _turns(repeats, both)
-                    rows.append(
-                        {
-                            "name": f"{name} {pages * _PAGE >> 20} MiB, {layout}, {backend}",
-                            "ours": ours,
-                            "unit": "ms",
-                            "peer": "one contiguous copy_",
-                            "peer_value": theirs,
-                            "ratio": ours / theirs,
-                        }
-                    )
+                    ours, theirs = (1e3 * taken for taken in interleaved(both, repeats))
+                    label = f"{name} {pages * _PAGE >> 20} MiB, {layout}, {backend}"
+                    rows.append(row(label, ours, "ms", "one contiguous copy_", theirs))
     return rows
 
 
@@ -89,24 +78,3 @@ def _scattered(pages: int) -> list[Copy]:
     dice = np.random.default_rng(0)
     source, target = (dice.permutation(2 * pages)[:pages].astype(np.int32) for _ in range(2))
     return [Copy(g, source, target) for g in range(len(_SCHEMA.groups))]
-
-
-def _turns(repeats: int, sides: tuple[Callable[[], object], ...]) -> list[float]:
-    """Median milliseconds of each side."""
-    taken: list[list[float]] = [[] for _ in sides]
-    for _ in range(repeats):
-        for times, side in zip(taken, sides, strict=True):
-            start = time.perf_counter()
-            side()
-            times.append(1e3 * (time.perf_counter() - start))
-    return [median(times) for times in taken]
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -25,6 +25,7 @@ from ..engine.config import EngineConfig
 from ..engine.core import Engine
 from ..engine.messages import Generate, Sampling
 from ..models.attention import Part, Scoring, attention_on
+from .measure import Row, Step, interleaved, one_thread, row, seconds
 
 BATCHES = (8, 32)
 MIXED, EQUAL = (512, 1536), (1024, 1024)  # tokens of the shortest prompt and of the longest
@@ -33,51 +34,49 @@ NEW = 64  # tokens of a whole generation
 PAGE = 64
 WARM_UP = 3  # steps
 
-Step = Callable[[], object]
 Prompts = Sequence[list[int]]
 
 _names = map(str, itertools.count())  # of requests, and of namespaces that nobody shares
 
 
-def measure(repeats: int, progress: Callable[[], None]) -> list[dict[str, Any]]:
-    """Rows of name, ours, unit, peer, peer_value and ratio (ours / peer), by medians.
+def measure(repeats: int, progress: Callable[[], None]) -> list[Row]:
+    """Medians of each batch, and of a prefix in common.
 
     Args:
         repeats: steps of each side, at least 1; and an eighth as many whole generations.
         progress: called after each row.
     """
-    rows = []
+    rows = list[Row]()
 
     def add(name: str, ours: float, unit: str, peer: str, value: float) -> None:
-        both = {"peer": peer, "peer_value": value, "ratio": ours / value}
-        rows.append({"name": name, "ours": ours, "unit": unit} | both)
+        rows.append(row(name, ours, unit, peer, value))
         progress()
 
-    def rates(name: str, tokens: int, peer: str, seconds: Sequence[float]) -> None:
-        add(name, tokens / seconds[0], "tokens/s", peer, tokens / seconds[1])
+    def rates(name: str, tokens: int, peer: str, both: Sequence[float]) -> None:
+        add(name, tokens / both[0], "tokens/s", peer, tokens / both[1])
 
-    with _one_thread(), torch.inference_mode():
+    with one_thread(), torch.inference_mode():
         for batch in BATCHES:
             mixed, equal = (_prompts(batch, lengths) for lengths in (MIXED, EQUAL))
             with _decoding(equal, repeats) as engine:
-                whole, *parts = _interleaved(_step_and_parts(engine), repeats, WARM_UP)
+                whole, *parts = interleaved(_step_and_parts(engine), repeats, WARM_UP)
                 peer = "model without attention + attention alone"
                 add(f"step, batch {batch}", 1e3 * whole, "ms", peer, 1e3 * sum(parts))
-                seconds, peer = _beside_generate(engine.turn, equal, repeats), "generate"
-                rates(f"decode, batch {batch}, equal lengths", batch, peer, seconds)
+                both, peer = _beside_generate(engine.turn, equal, repeats), "generate"
+                rates(f"decode, batch {batch}, equal lengths", batch, peer, both)
             with _decoding(mixed, repeats) as engine:
-                seconds = _beside_generate(engine.turn, mixed, repeats)
-                rates(f"decode, batch {batch}, padded", batch, peer, seconds)
+                both = _beside_generate(engine.turn, mixed, repeats)
+                rates(f"decode, batch {batch}, padded", batch, peer, both)
             with _engine(mixed, NEW) as engine:
                 sides = [lambda: _run(engine, mixed), _generation(mixed)]  # noqa: B023
-                seconds = _interleaved(sides, max(1, repeats // 8))
-            rates(f"prefill and {NEW} tokens, batch {batch}, padded", batch * NEW, peer, seconds)
+                both = interleaved(sides, max(1, repeats // 8))
+            rates(f"prefill and {NEW} tokens, batch {batch}, padded", batch * NEW, peer, both)
         most = max(BATCHES)
         equal = _prompts(most, EQUAL)
         with _decoding(equal, repeats, "shared") as one, _decoding(equal, repeats) as other:
-            seconds = _interleaved([one.turn, other.turn], repeats, WARM_UP)
+            both = interleaved([one.turn, other.turn], repeats, WARM_UP)
         peer = "the same prompts, not shared"
-        rates(f"decode, batch {most}, {PREFIX} in common", most, peer, seconds)
+        rates(f"decode, batch {most}, {PREFIX} in common", most, peer, both)
     return rows
 
 
@@ -189,32 +188,9 @@ def _beside_generate(turn: Step, prompts: Prompts, repeats: int) -> list[float]:
     def between(tokens: Tensor, _scores: object) -> Tensor:
         nonlocal end
         theirs = time.perf_counter() - end
-        taken.append((_seconds(turn), theirs))
+        taken.append((seconds(turn), theirs))
         end = time.perf_counter()
         return torch.zeros(len(tokens), dtype=torch.bool)
 
     _generation(prompts, WARM_UP + repeats, stopping_criteria=[between])()
     return [median(times) for times in zip(*taken[WARM_UP:], strict=True)]
-
-
-def _interleaved(sides: Sequence[Step], repeats: int, warm_up: int = 0) -> list[float]:
-    """Median seconds of each."""
-    taken = [[_seconds(side) for side in sides] for _ in range(warm_up + repeats)]
-    return [median(times) for times in zip(*taken[warm_up:], strict=True)]
-
-
-def _seconds(step: Step) -> float:
-    start = time.perf_counter()
-    step()
-    return time.perf_counter() - start
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Faster than several for a model as small as this."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)

@@ -26,7 +26,7 @@ from ..models.base import Run
 from ..models.graphs import Graphs
 from ..models.hf import adopt
 from ..schema import Identity, Schema
-from .measure import Row, Step, row
+from .measure import Row, Step, interleaved, row, seconds
 
 CONFIG = Path(__file__).parents[3] / "docs" / "configs" / "llama-3.1-8b.json"
 PAGE, PROMPT = 64, 1024  # tokens
@@ -95,7 +95,7 @@ def hidden_load(llama: Llama, backend: str, turns: int) -> Row:
         prefill([arrival])
         lane.join()
 
-    load, alone, together = _turns(turns, (lambda: memory.load(copies), prefill, both))
+    load, alone, together = interleaved((lambda: memory.load(copies), prefill, both), turns, 1)
     name = f"{PREFIX >> 10}k tokens loaded behind a prefill of {CHUNK >> 10}k, {backend}"
     return row(name, 1e3 * (load + alone - together), "ms hidden", "the load alone", 1e3 * load)
 
@@ -117,7 +117,7 @@ def decode(llama: Llama, peer: str) -> Row:
         nonlocal end
         torch.cuda.synchronize()
         theirs.append(time.perf_counter() - end)
-        ours.append(_seconds(step))
+        ours.append(seconds(step))
         end = time.perf_counter()
         return torch.zeros(len(tokens), dtype=torch.bool, device="cuda")
 
@@ -162,17 +162,3 @@ def _decoding(llama: Llama) -> Step:
 
 def _scattered(pages: int, seed: int) -> NDArray[np.int32]:
     return np.random.default_rng(seed).permutation(pages).astype(np.int32)
-
-
-def _turns(turns: int, sides: tuple[Step, ...]) -> list[float]:
-    """Median seconds of each."""
-    for side in sides:
-        side()
-    taken = [[_seconds(side) for side in sides] for _ in range(turns)]
-    return [median(times) for times in zip(*taken, strict=True)]
-
-
-def _seconds(step: Step) -> float:
-    start = time.perf_counter()
-    step()
-    return time.perf_counter() - start

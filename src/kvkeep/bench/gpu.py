@@ -11,7 +11,6 @@ import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import cast
 
 import torch
 from rich.console import Console
@@ -27,7 +26,7 @@ TURNS = 15
 
 def measure(tell: Tell) -> list[tuple[Row, str]]:
     """Rows, and what their ratios ours / peer are to be."""
-    rows = [(cast(Row, one), "<= 1.18") for one in copies.measure(COPIED, TURNS, tell)]
+    rows = [(one, "<= 1.18") for one in copies.measure(COPIED, TURNS, tell)]
     tell("a random Llama 3.1 8B")
     llama = Llama()
     for backend in ("direct", "kernel"):

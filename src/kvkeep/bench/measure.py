@@ -104,3 +104,29 @@ def uncollected() -> Iterator[None]:
         yield
     finally:
         gc.enable()
+
+
+def interleaved(sides: Sequence[Step], repeats: int, warm_up: int = 0) -> list[float]:
+    """Median seconds of each side; they take turns."""
+    taken = [[seconds(side) for side in sides] for _ in range(warm_up + repeats)]
+    return [float(np.median(times)) for times in zip(*taken[warm_up:], strict=True)]
+
+
+def seconds(step: Step) -> float:
+    """How long ``step`` takes."""
+    start = time.perf_counter()
+    step()
+    return time.perf_counter() - start
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """PyTorch computes and copies with one thread."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import cast
 
 from .measure import Row, Tell
 
@@ -58,8 +57,7 @@ def _memory(setting: Setting, tell: Tell) -> list[Row]:
 def _copies(setting: Setting, tell: Tell) -> list[Row]:
     from .copies import measure
 
-    rows = measure(1 if setting.quick else 256, setting.repeats, tell)
-    return cast(list[Row], rows)
+    return measure(1 if setting.quick else 256, setting.repeats, tell)
 
 
 def _files(setting: Setting, tell: Tell) -> list[Row]:
@@ -76,8 +74,7 @@ def _decode(setting: Setting, tell: Tell) -> list[Row]:
     from .decode import measure
 
     steps = 1 if setting.quick else 8 * setting.repeats  # a turn is of one step
-    rows = measure(steps, lambda: tell("decoding"))
-    return cast(list[Row], rows)
+    return measure(steps, lambda: tell("decoding"))
 
 
 def _engine(setting: Setting, tell: Tell) -> list[Row]:
