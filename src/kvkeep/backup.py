@@ -209,7 +209,7 @@ class Backup:
         if not len(ready):
             return None
         self._writing[group] += len(ready)
-        keys = [self._transfers.key(group, key) for key in table.keys(ready)]
+        keys = self._transfers.names(group, table.keys(ready))
         return Move(group, ready, residency.host.pin(group, ready), NO_SLOTS, keys)
 
     def written(self, ticket: Ticket) -> None:

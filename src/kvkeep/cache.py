@@ -106,6 +106,11 @@ class Cache:
         self._touches: list[Ticket] = []  # hits that storage is to hear of
         self._closed = False
 
+    def listen(self, callback: Callable[[], None]) -> None:
+        """Have ``callback`` called, on any thread, whenever there is something to :meth:`tick`
+        for. Policies that go by the clock want a tick now and then besides."""
+        self.transfers.listen(callback)
+
     # --- before a request runs
 
     def prefetch(self, tokens: NDArray[np.int32], namespace: str = "") -> Prefetch:
@@ -326,7 +331,7 @@ class Cache:
         moves = []
         for g, group in enumerate(self.schema.groups):
             pages = path[group.needed(len(path)).start :][::-1]
-            keys = [self.transfers.key(g, key) for key in self._table.keys(pages)]
+            keys = self.transfers.names(g, self._table.keys(pages))
             moves.append(Move(g, NO_IDS, NO_SLOTS, NO_SLOTS, keys))
         self._touches.append(Ticket(TOUCH, moves))
 

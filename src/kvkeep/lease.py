@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .media.arrival import Arrival
-from .schema import NO_IDS, NO_SLOTS, Ids, RequestError, Slots
+from .schema import NO_IDS, NO_SLOTS, Ids, Key, RequestError, Slots
 
 _serial = itertools.count()
 
@@ -112,7 +112,8 @@ class Prefetch:
     namespace: str
     raw: bytes  # token bytes of the prompt's whole pages that a hit may use
     claims: list[int]  # host slots that it keeps, by group
-    keys: list[bytes] = field(default_factory=list)  # chained keys of those pages
+    keys: list[bytes] = field(default_factory=list)  # chained keys of those pages, ...
+    names: list[list[Key]] = field(default_factory=list)  # ... and by group, storage's names
     present: list[NDArray[np.bool_]] = field(default_factory=list)  # by group: memory or storage
     reach: int = 0  # pages that memory and storage together make usable
     path: Ids = field(default_factory=lambda: NO_IDS)  # each held once

@@ -69,9 +69,11 @@ class FreeList:
         self.give(np.arange(capacity - 1, old - 1, -1))
 
     def take(self, size: int) -> Ids:
-        """``size`` of them; there must be as many."""
+        """``size`` of them, in order, so that they are neighbours where that can be; there must be
+        as many."""
         self._size -= size
-        return self._stack[self._size : self._size + size][::-1].copy()
+        taken: Ids = np.sort(self._stack[self._size : self._size + size])
+        return taken
 
     def give(self, ids: Ids) -> None:
         """Take them back."""

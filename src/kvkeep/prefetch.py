@@ -59,10 +59,8 @@ class Prefetcher:
         parent = keys[-1] if keys else root_key(namespace)
         keys += chain_keys(parent, rest, self._residency.schema.page_tokens)
         prefetch.keys = keys
-        moves = [
-            Move(g, NO_IDS, NO_SLOTS, NO_SLOTS, [self._transfers.key(g, key) for key in keys])
-            for g in range(len(present))
-        ]
+        prefetch.names = [self._transfers.names(g, keys) for g in range(len(present))]
+        moves = [Move(g, NO_IDS, NO_SLOTS, NO_SLOTS, mine) for g, mine in enumerate(prefetch.names)]
         self._transfers.submit(Ticket(PROBE, moves, [prefetch], present))
         return prefetch
 
@@ -218,8 +216,8 @@ class Prefetcher:
                 residency.host.adopt(group, ids, slots, Residence.WRITING)
                 table.hold(ids)
                 self._claim(prefetch, group, len(ids))
-                keys = [self._transfers.key(group, prefetch.keys[i]) for i in at]
-                moves.append(Move(group, ids, NO_SLOTS, slots, keys))
+                names = [prefetch.names[group][i] for i in at.tolist()]
+                moves.append(Move(group, ids, NO_SLOTS, slots, names))
         if moves:
             self._wait(prefetch, self._transfers.submit(Ticket(READ, moves)))
         prefetch.done |= prefetch.waiting == 0
@@ -259,8 +257,8 @@ class Prefetcher:
         ticket.abandoned &= prefetch.done
         prefetch.waiting += 1
         prefetch.last = ticket
-        coming = np.concatenate([prefetch.fetched, *(move.pages for move in ticket.moves)])
-        prefetch.fetched = np.unique(coming)
+        coming = (move.pages for move in ticket.moves)
+        prefetch.fetched = np.concatenate((prefetch.fetched, *coming))
 
     def _pin(self, prefetch: Prefetch, group: int, pages: Ids) -> None:
         self._residency.host.pin(group, pages)

@@ -16,7 +16,7 @@ import logging
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, Protocol
@@ -170,7 +170,8 @@ class Transfers:
         self.moved: Counter[str] = Counter()  # bytes that landed, by lane
         self.speeds = {LOAD: Speed(), READ: Speed()}  # in bytes; their lanes measure
         self.pending: list[Ticket] = []  # submitted and not collected; the scheduler's thread
-        report = self._done.append
+        self._tell: Callable[[], None] = lambda: None
+        report = self._report
         self._lanes = {
             SAVE: lane(SAVE, self._each(self._save), report),
             LOAD: lane(LOAD, self._each(self._load), report),
@@ -184,6 +185,14 @@ class Transfers:
         """There is a store, and its breaker is closed."""
         return self._store is not None and not self.breaker.open
 
+    def listen(self, callback: Callable[[], None]) -> None:
+        """Have ``callback`` called, on any thread, whenever a ticket came back: see `landed`."""
+        self._tell = callback
+
+    def _report(self, ticket: Ticket) -> None:
+        self._done.append(ticket)
+        self._tell()
+
     def submit(self, ticket: Ticket) -> Ticket:
         """Start a transfer. Storage that is out of order fails at once, in the next `landed`."""
         ticket.submitted = time.monotonic()
@@ -194,7 +203,7 @@ class Transfers:
         if kind in (SAVE, LOAD):
             ticket.after = self._media.mark()
         elif not self.storage:
-            self._done.append(_failed(ticket))
+            self._report(_failed(ticket))
             return ticket
         self._lanes[_LANE_OF.get(kind, kind)].submit(ticket)
         return ticket
@@ -212,9 +221,10 @@ class Transfers:
             self.pending.remove(ticket)
         return back
 
-    def key(self, group: int, page: bytes) -> Key:
-        """Name in storage of one group of a page with this chained key."""
-        return Key(self._prints[group], page)
+    def names(self, group: int, pages: Iterable[bytes]) -> list[Key]:
+        """What storage calls one group of the pages with these chained keys."""
+        mine = self._prints[group]
+        return [Key(mine, page) for page in pages]
 
     def seconds(self, kind: str, size: int = 0, last: Ticket | None = None) -> float | None:
         """How long ``size`` more bytes take behind all that waits on a lane, or behind ``last``
@@ -299,21 +309,24 @@ class Transfers:
     def _fetch(self, ticket: Ticket, bodies: list[memoryview]) -> NDArray[np.bool_]:
         """Read in calls that are short, so that how fast it goes is known early, and page by page
         with all its groups, so that what has come is of use wherever it ends."""
-        keys, speed = _keys(ticket), self.speeds[READ]
+        speed = self.speeds[READ]
         counts = [len(move.pages) for move in ticket.moves]
-        sizes = np.repeat([self.schema.groups[m.group].record_bytes for m in ticket.moves], counts)
         order = np.argsort(np.concatenate([np.arange(n) for n in counts]), kind="stable")
+        sizes = np.repeat([self.schema.groups[m.group].record_bytes for m in ticket.moves], counts)
+        sizes, ends = sizes[order], np.cumsum(sizes[order])
+        keys, bodies = ([some[i] for i in order.tolist()] for some in (_keys(ticket), bodies))
         flags = np.zeros(len(keys), dtype=bool)
-        while len(order) and not (ticket.abandoned and len(order) < len(keys)):
+        start, end = 0, 0
+        while end < len(keys) and not (ticket.abandoned and end):
             pace = speed.seconds(1)
-            limit = min(_CALL_SECONDS / pace if pace else _CALL_BYTES, _CALL_SHARE * sizes.sum())
-            count = int(np.searchsorted(np.cumsum(sizes[order]), limit, side="right"))
-            part, order = np.split(order, [max(1, min(count, _CALL_RECORDS))])
-            size, began = int(sizes[part].sum()), time.monotonic()
+            limit = min(_CALL_SECONDS / pace if pace else _CALL_BYTES, _CALL_SHARE * ends[-1])
+            most = int(np.searchsorted(ends, ends[end] - sizes[end] + limit, side="right"))
+            start, end = end, min(max(end + 1, most), end + _CALL_RECORDS)
+            part, size, began = slice(start, end), int(sizes[start:end].sum()), time.monotonic()
             with speed.under_way(size):
-                some = [keys[i] for i in part], _READ, [bodies[i] for i in part]
-                flags[part] = self._call(READ, *some)
-            speed.observe(int(sizes[part] @ flags[part]), time.monotonic() - began)
+                read = self._call(READ, keys[part], _READ, bodies[part])
+            speed.observe(int(sizes[part] @ read), time.monotonic() - began)
+            flags[order[part]] = read
             ticket.left -= size
         return flags
 
@@ -361,22 +374,28 @@ class Transfers:
             self._ask(ticket)
 
     def _ask(self, ticket: Ticket) -> None:
-        """Fill ``ticket.present``: groups that need every page up to their first gap, then the
-        others as far as those reach. What is present already is not asked for."""
-        groups = self.schema.groups
-        reach = len(ticket.present[0])
-        whole = [group.tail is None and group.required for group in groups]
-        for group in sorted(range(len(groups)), key=lambda g: not whole[g]):
-            present, keys = ticket.present[group], ticket.moves[group].keys
-            for start in range(0, reach, _CALL_RECORDS):
-                part = slice(start, min(start + _CALL_RECORDS, reach))
-                missing = start + np.flatnonzero(~present[part])
-                present[missing] = self._call(PROBE, [keys[i] for i in missing], _PROBE)
-                if whole[group] and not present[part].all():
-                    break
-            present[reach:] = False
-            if whole[group] and not present.all():
-                reach = int(present.argmin())
+        """Fill ``ticket.present``: groups that need every page as far as each required one goes,
+        then the others as far as those reach. What is present already is not asked for."""
+        groups, present = self.schema.groups, ticket.present
+        whole = [g for g, group in enumerate(groups) if group.tail is None]
+        bounds = [present[g] for g in whole if groups[g].required]
+        reach = len(present[0])
+        for start in range(0, reach if whole else 0, _CALL_RECORDS):
+            part = slice(start, min(start + _CALL_RECORDS, reach))
+            self._complete(ticket, whole, part)
+            if not all(has[part].all() for has in bounds):
+                break
+        reach = min([reach, *(int(has.argmin()) for has in bounds if not has.all())])
+        self._complete(ticket, [g for g in range(len(groups)) if g not in whole], slice(0, reach))
+
+    def _complete(self, ticket: Ticket, groups: Sequence[int], pages: slice) -> None:
+        """Ask for what these groups lack of some pages."""
+        lacking = [pages.start + np.flatnonzero(~ticket.present[g][pages]) for g in groups]
+        both = list(zip(groups, lacking, strict=True))
+        keys = [ticket.moves[g].keys[i] for g, at in both for i in at.tolist()]
+        flags = self._call(PROBE, keys, _PROBE)
+        for g, at in both:
+            ticket.present[g][at], flags = flags[: len(at)], flags[len(at) :]
 
 
 def _keys(ticket: Ticket) -> list[Key]:

@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from worlds import TWO, DictStore, TruthMedia
+from worlds import FOUR, TWO, DictStore, P, TruthMedia
 
 from kvkeep import transfer
-from kvkeep.schema import Closed
+from kvkeep.schema import Closed, Identity, Schema
 from kvkeep.transfer import (
     LOAD,
     PROBE,
@@ -60,10 +60,10 @@ class Gate(DictStore):
 class Bench:
     """Transfers over a medium of meanings, on real threads."""
 
-    def __init__(self, store=None, stall: float = 60.0) -> None:
+    def __init__(self, store=None, stall: float = 60.0, schema: Schema = TWO) -> None:
         self.media = TruthMedia([600, 600], [600, 600])
         self.store = DictStore() if store is None else store
-        self.transfers = Transfers(TWO, self.media, self.store, stall_seconds=stall)
+        self.transfers = Transfers(schema, self.media, self.store, stall_seconds=stall)
         self.back: list[Ticket] = []
 
     def landed(self, count: int) -> list[Ticket]:
@@ -79,7 +79,7 @@ class Bench:
 
     def move(self, group: int, *slots: int) -> Move:
         """Pages that are in slots of their own number, on every side."""
-        keys = [self.transfers.key(group, bytes([i % 251, i // 251]) * 16) for i in slots]
+        keys = self.transfers.names(group, [bytes([i % 251, i // 251]) * 16 for i in slots])
         return Move(group, ids(*slots), ids(*slots), ids(*slots), keys)
 
     def submit(self, kind: str, *moves: Move) -> Ticket:
@@ -148,6 +148,18 @@ def test_what_is_queued_is_moved_as_one(bench) -> None:
     go.set()
     b.landed(3)
     assert copies == [[(0, [0], [0])], [(0, [1, 2], [1, 2]), (1, [1, 5], [1, 5])]]
+
+
+@pytest.mark.parametrize("kind", [SAVE, LOAD, WRITE, READ])
+def test_who_listens_hears_of_every_ticket_that_comes_back(bench, kind: str) -> None:
+    b, heard = bench(), threading.Semaphore(0)
+    b.transfers.listen(heard.release)
+    b.submit(kind, b.move(0, 1))
+    assert heard.acquire(timeout=10)
+    assert len(b.transfers.landed()) == 1
+    b.transfers.breaker.failure(trip=True)
+    b.submit(kind, b.move(0, 2))  # storage is not asked now, and its ticket comes back at once
+    assert heard.acquire(timeout=10)
 
 
 @pytest.mark.parametrize("kind", [SAVE, LOAD])
@@ -249,13 +261,23 @@ def test_an_answer_of_the_wrong_length_is_a_failure(bench) -> None:
 
 
 def test_a_probe_goes_on_to_the_first_gap(bench) -> None:
-    """Groups that need every page, to their first gap; the others as far as those reach."""
-    b = bench()
+    """Groups that need every page, together; the others as far as those reach."""
+    b = bench(schema=Schema(Identity("m"), P, FOUR.groups[:2]))
     b.store.records = dict.fromkeys(b.move(0, 0, 1, 3).keys + b.move(1, 0, 1, 2, 3, 4).keys, "x")
     ticket = b.probe([False] * 5, [False] * 5)
     b.landed(1)
     assert ticket.present[0][:3].tolist() == [True, True, False]
     assert ticket.present[1].tolist() == [True, True, False, False, False]
+
+
+def test_what_a_hit_may_do_without_ends_no_probe(bench, monkeypatch) -> None:
+    monkeypatch.setattr(transfer, "_CALL_RECORDS", 2)
+    b = bench(schema=Schema(Identity("m"), P, FOUR.groups[::3]))
+    b.store.records = dict.fromkeys(b.move(0, 0, 1, 2, 3).keys + b.move(1, 3).keys, "x")
+    ticket = b.probe([False] * 5, [False] * 5)
+    b.landed(1)
+    assert ticket.present[0].tolist() == [True] * 4 + [False]
+    assert ticket.present[1].tolist() == [False] * 3 + [True, False]
 
 
 def test_a_probe_asks_only_for_what_is_missing(bench) -> None:
@@ -266,7 +288,7 @@ def test_a_probe_asks_only_for_what_is_missing(bench) -> None:
     b.landed(1)
     assert store.calls[:1] == [1]
     assert ticket.present[0].tolist() == [True, False, True]
-    assert ticket.present[1].tolist() == [True, False, False]
+    assert ticket.present[1].tolist() == [True, True, True]
 
 
 def test_a_long_probe_stops_at_a_gap(bench, monkeypatch) -> None:
@@ -274,10 +296,10 @@ def test_a_long_probe_stops_at_a_gap(bench, monkeypatch) -> None:
     store = Gate()
     store.open.set()
     b = bench(store)
-    store.records = dict.fromkeys(b.move(0, 0, 1, 2, 3, 4).keys, "x")
+    store.records = dict.fromkeys(b.move(0, *range(5)).keys + b.move(1, *range(9)).keys, "x")
     b.probe([False] * 100, [False] * 100)
     b.landed(1)
-    assert store.calls == [4, 4, 4]
+    assert store.calls == [4, 4] * 2
 
 
 def test_no_store_means_no_storage() -> None:

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rig import Pair, Rig, prompt
+from rig import PATIENCE, Pair, Rig, prompt
 
+from kvkeep.engine import core
 from kvkeep.engine.build import open_store
 from kvkeep.engine.config import EngineConfig
 from kvkeep.engine.core import Engine
@@ -30,6 +31,16 @@ def test_first_come_first_served(tiny: Pair) -> None:
             rig.run()
             assert list(dict.fromkeys(order)) == names
             assert rig.figure("preemptions_total") == 0
+
+
+def test_what_comes_from_storage_wakes_the_engine(
+    tiny: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(core, "_BUSY_SECONDS", 10 * PATIENCE)
+    with Rig(tiny, storage_dir=tmp_path) as rig:
+        rig.ask(prompt(200), 2)
+        rig.evict("device", "host")
+        assert rig.ask(prompt(200), 2).cached["storage"] == 192
 
 
 def test_whatever_fits_alone_is_served(tiny: Pair) -> None:

@@ -41,7 +41,7 @@ from .text import Detokenizer
 log = logging.getLogger(__name__)
 
 _IDLE_SECONDS = 0.05  # between ticks while nothing runs
-_BUSY_SECONDS = 0.0005  # while bytes are on their way
+_BUSY_SECONDS = 0.005  # while bytes are on their way, which wake us when they come
 _PREFILL_TOKENS = 128  # fewer computed at once tell little of how fast prompts are computed
 
 
@@ -67,7 +67,8 @@ class Engine:
         self._target, self._runner = parts.target, parts.runner
         self._sequences: dict[str, tuple[Sequence, Detokenizer]] = {}
         self._seeds = random.Random(config.seed)
-        self._inbox: queue.SimpleQueue[Request] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[Request | None] = queue.SimpleQueue()  # None: look around
+        self.cache.listen(lambda: self._inbox.put(None))
         self._reply: Callable[[Reply], None] = lambda _: None
         self._stepped = False  # the last turn ran a step
         self._prefill = 0, 0.0  # tokens and seconds of steps of nothing else, since the last draw
@@ -104,7 +105,8 @@ class Engine:
         closed = Closed("the engine was closed")
         self._fail_all(closed)
         while not self._inbox.empty():
-            self._refuse(self._inbox.get().id, closed)
+            if message := self._inbox.get():
+                self._refuse(message.id, closed)
         self.cache.close()
 
     def _run(self) -> None:
@@ -180,7 +182,8 @@ class Engine:
             wait = _BUSY_SECONDS
         try:
             while True:
-                self._handle(self._inbox.get(block=wait > 0, timeout=wait or None))
+                if message := self._inbox.get(block=wait > 0, timeout=wait or None):
+                    self._handle(message)
                 wait = 0.0
         except queue.Empty:
             return

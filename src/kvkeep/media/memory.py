@@ -111,7 +111,7 @@ class Memory:
         arena = self.arenas[group]
         if self._layout != "layer_first":
             rows = arena.numpy()
-            return [memoryview(rows[slot]) for slot in slots]
+            return [memoryview(rows[slot]) for slot in slots.tolist()]
         bodies = [memoryview(bytearray(arena.shape[1])) for _ in slots]
         for body, host in self._both(group, slots, bodies):
             body.copy_(host)

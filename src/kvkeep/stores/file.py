@@ -5,20 +5,24 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
 from ..schema import BLOCK, Closed, ConfigError, Key
-from .catalog import Catalog, fault
+from .catalog import Catalog
 from .fsck import Report, Usage, fsck, usage
 from .index import Index
 from .moving import Record, load, save
 from .record import HEADER
 from .rows import Grant, IndexFault, Place
+from .slab import Slab
+
+MOST_PROBED = 1 << 16
+"""Records that a store remembers the places of, until they are read."""
 
 RETRY_SECONDS = 60.0
 """For so long after the disk was full, a store lives within the bytes that it has."""
@@ -76,6 +80,7 @@ class FileStore:
         self._sizes = dict(sizes)
         self._quota = quota_bytes
         self._ceiling = (0, -math.inf)  # bytes held when the disk was last full, and when
+        self._probed: dict[Key, Place] = {}  # for reads to come, which may find them changed
         self._stranded: list[Place] = []  # claims that the index could not be told to end
         self._left = threading.Condition()  # guards the two below; notified when a caller leaves
         self._inside = 0  # callers in a verb
@@ -96,7 +101,11 @@ class FileStore:
     def probe(self, keys: Sequence[Key]) -> list[bool]:
         """Which records seem to be there: what the index says."""
         with self._entered():
-            return [place is not None for place in self._find(keys)]
+            places = self._find(keys)
+            if len(self._probed) > MOST_PROBED:
+                self._probed.clear()
+            self._probed |= {key: place for key, place in zip(keys, places, strict=True) if place}
+            return [place is not None for place in places]
 
     def read(self, keys: Sequence[Key], out: Sequence[memoryview]) -> list[bool]:
         """Read each body into its writable buffer; False: a miss, the buffer is undefined.
@@ -106,19 +115,15 @@ class FileStore:
         bodies = self._views(keys, out)
         hits = [False] * len(keys)
         with self._entered():
-            found: dict[bytes, dict[int, Record]] = defaultdict(dict)  # by group, then by place
-            for i, (key, place) in enumerate(zip(keys, self._find(keys), strict=True)):
-                if place is not None:
-                    found[key.group][i] = Record(key, place, bodies[i])
-            bad: dict[Key, tuple[Place, str]] = {}
-            for mine in found.values():
-                failures = self._move(False, list(mine.values()))
-                for (i, record), failure in zip(mine.items(), failures, strict=True):
-                    hits[i] = failure is None
-                    if failure is not None:
-                        bad[record.key] = (record.place, failure)
-            if bad:
-                self._take_back(bad)
+            places = self._recall(keys)
+            order = sorted(range(len(keys)), key=lambda i: keys[i].group)
+            found = [(i, Record(keys[i], place, bodies[i])) for i in order if (place := places[i])]
+            failures = load([record for _, record in found], self._slab, self._helper)
+            for (i, _), failure in zip(found, failures, strict=True):
+                hits[i] = failure is None
+            if any(failures):
+                pairs = zip(found, failures, strict=True)
+                self._take_back({r.key: (r.place, why) for (_, r), why in pairs if why})
         return hits
 
     def write(self, keys: Sequence[Key], records: Sequence[memoryview]) -> list[bool]:
@@ -129,6 +134,8 @@ class FileStore:
         """
         bodies = dict(zip(keys, self._views(keys, records), strict=True))
         with self._entered():
+            for key in keys:
+                self._probed.pop(key, None)  # it may be elsewhere now
             grant = self._allocate(self._known(keys))
             landed, abandoned = self._put(grant.claims, bodies)  # bytes first, then the promise
             present = grant.present | self._publish(landed, abandoned)
@@ -204,6 +211,15 @@ class FileStore:
         found = self._catalog.ask(lambda index: index.find(known)) or {}
         return [found.get(key) for key in keys]
 
+    def _recall(self, keys: Sequence[Key]) -> list[Place | None]:
+        """As `_find`, which need not be asked for what was just probed."""
+        places = [self._probed.pop(key, None) for key in keys]
+        if None in places:
+            unknown = [key for key, place in zip(keys, places, strict=True) if not place]
+            found = dict(zip(unknown, self._find(unknown), strict=True))
+            places = [place or found[key] for key, place in zip(keys, places, strict=True)]
+        return places
+
     def _views(self, keys: Sequence[Key], buffers: Sequence[memoryview]) -> list[memoryview]:
         """The buffers as bytes, of the right lengths."""
         views = [memoryview(buffer).cast("B") for buffer in buffers]
@@ -262,14 +278,15 @@ class FileStore:
         """Write records into the slots claimed for them; those that landed, and the others."""
         landed: dict[Key, Place] = {}
         failed: dict[Place, str] = {}
-        for keys in _by_group(claims).values():
-            failures = self._move(True, [Record(key, claims[key], bodies[key]) for key in keys])
-            for key, failure in zip(keys, failures, strict=True):
-                if failure is None:
-                    landed[key] = claims[key]
-                else:
-                    self._catalog.count(failure)
-                    failed[claims[key]] = failure
+        keys = sorted(claims, key=lambda key: key.group)
+        records = [Record(key, claims[key], bodies[key]) for key in keys]
+        failures = save(records, partial(self._slab, create=True), self._helper)
+        for record, failure in zip(records, failures, strict=True):
+            if failure is None:
+                landed[record.key] = record.place
+            else:
+                self._catalog.count(failure)
+                failed[record.place] = failure
         if "unreachable" in failed.values():  # a slot that no file can be large enough for
             self._catalog.distrust()
         if "full" in failed.values():
@@ -292,18 +309,6 @@ class FileStore:
             self._stranded.clear()
             return present
 
-    def _move(self, write: bool, records: list[Record]) -> list[str | None]:
-        """Write or read records of one group; per record, what went wrong."""
-        group = records[0].key.group
-        try:
-            slab = self._catalog.slab(group, self._sizes[group], create=write)
-        except OSError as error:
-            return [fault(error)] * len(records)
-        return (save if write else load)(slab, records, self._helper)
-
-
-def _by_group(keys: Iterable[Key]) -> dict[bytes, list[Key]]:
-    groups: dict[bytes, list[Key]] = defaultdict(list)
-    for key in keys:
-        groups[key.group].append(key)
-    return groups
+    def _slab(self, group: bytes, create: bool = False) -> Slab:
+        """The slab of a group; raises OSError."""
+        return self._catalog.slab(group, self._sizes[group], create)

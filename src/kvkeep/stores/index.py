@@ -117,13 +117,13 @@ class Index:
 
     def find(self, keys: Iterable[Key]) -> dict[Key, Place]:
         """Where each record should be that is here. Keys of registered groups only."""
-        pages: dict[bytes, list[bytes]] = defaultdict(list)
+        wanted: dict[bytes, dict[bytes, Key]] = defaultdict(dict)
         for key in keys:
-            pages[key.group].append(key.page)
+            wanted[key.group][key.page] = key
         return {
-            Key(group, page): place
-            for group, wanted in pages.items()
-            for page, place in seek(self._db, self.ids[group], wanted)
+            pages[page]: place
+            for group, pages in wanted.items()
+            for page, place in seek(self._db, self.ids[group], list(pages))
         }
 
     def allocate(self, keys: Sequence[Key], limit: int | None, owner: str, punch: Punch) -> Grant:
@@ -240,7 +240,7 @@ class Index:
             " coalesce((SELECT max(used) FROM slot WHERE slot.slab = slab.id AND state = 1), 0),"
             " EXISTS (SELECT 1 FROM owner WHERE owner.slab = slab.id) FROM slab"
         )
-        return [SlabRow(*sound(row, blob=1)) for row in rows]
+        return [SlabRow(*row) for row in sound(rows, blob=1)]
 
     def slots(self, slab: SlabRow) -> list[SlotRow]:
         """All slots of a slab."""
@@ -248,7 +248,7 @@ class Index:
             "SELECT number, min(state, 3), coalesce(page, x''), sequence FROM slot WHERE slab = ?",
             (slab.id,),
         )
-        return [SlotRow(*sound(row, blob=2)) for row in rows]
+        return [SlotRow(*row) for row in sound(rows, blob=2)]
 
     # -- statements; all run inside a transaction
 
@@ -306,14 +306,14 @@ class Index:
                 (slab.id, stamp, max(0, need) // slab.stride + 1),
             )
             rank = (slab.open, 0 if slab.open else slab.used)
-            ranked += [(*rank, *sound(row), slab) for row in rows]
+            ranked += [(*rank, *row, slab) for row in sound(rows)]
         yield from ((slab, number) for *_, number, slab in sorted(ranked))
 
     def _numbers(self, slab: SlabRow, state: State, count: int) -> list[int]:
         rows = self._db.execute(
             "SELECT number FROM slot WHERE slab = ? AND state = ? LIMIT ?", (slab.id, state, count)
         )
-        return [sound(row)[0] for row in rows]
+        return [number for (number,) in sound(rows)]
 
     def _evict(self, slab: SlabRow, number: int, punch: Punch) -> bool:
         """Drop a slot's bytes, and its record with them; False: all stays as it was."""
@@ -348,10 +348,10 @@ class Index:
 
     def _row(self, statement: str, *values: object) -> tuple[int, ...]:
         """The one row of an answer that an intact index always gives."""
-        rows = self._db.execute(statement, values).fetchall()
+        rows = sound(self._db.execute(statement, values))
         if len(rows) != 1:
             raise sqlite3.DatabaseError("a row is missing")
-        return sound(rows[0])
+        return rows[0]
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:

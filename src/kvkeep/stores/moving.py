@@ -1,9 +1,11 @@
-"""Records between buffers and a slab, checksums included. Hashing a record takes a third of the
-time of copying it, so where it is much, a second thread hashes while one copies."""
+"""Records between buffers and slabs, checksums included. Hashing a record takes a fraction of the
+time of copying it, and one core does not copy as fast as memory goes: a second thread helps."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import Executor, wait
+from itertools import groupby
 from typing import NamedTuple
 
 from ..schema import Key
@@ -12,8 +14,10 @@ from .record import HEADER, Verdict, seal, verify
 from .rows import Place
 from .slab import Slab
 
-PART = 4 << 20
-"""Bytes from which on a second thread pays."""
+SEALED = 4 << 20
+"""Bytes that are sealed while as many are written: a second thread pays from here on."""
+READ = 4 << 20
+"""Bytes of one group that one thread reads and verifies; below, threads wait for each other."""
 
 
 class Record(NamedTuple):
@@ -24,27 +28,32 @@ class Record(NamedTuple):
     body: memoryview
 
 
-def save(slab: Slab, records: list[Record], helper: Executor) -> list[str | None]:
-    """Seal and write; per record, what went wrong. The helper seals what is written next."""
-    size = -(-PART // slab.stride)
-    parts = [records[i : i + size] for i in range(0, len(records), size)]
-    failures, headers = list[Exception | None](), _seal(parts[0])
-    for part, following in zip(parts, [*parts[1:], []], strict=True):
-        ahead = helper.submit(_seal, following) if following else None
-        failures += slab.write(_slots(part), headers, _bodies(part))
-        headers = ahead.result() if ahead else []
-    return [fault(failure) if failure else None for failure in failures]
+Open = Callable[[bytes], Slab]
+"""The slab of a group; raises OSError."""
+Failures = list[str | None]
+"""What went wrong, by record."""
 
 
-def load(slab: Slab, records: list[Record], helper: Executor) -> list[str | None]:
-    """Read and verify; per record, what went wrong. The helper takes parts, too, when it can."""
-    size = -(-PART // slab.stride)
-    if len(records) <= size:
-        return _load(slab, records)
-    left = iter(range(0, len(records), size))  # of both threads
+def save(records: list[Record], slab: Open, helper: Executor) -> Failures:
+    """Seal and write ``records``, sorted by group. The helper seals what is written next."""
+    parts = _parts(records, SEALED)
+    failures, ahead = Failures(), None
+    for at, part in enumerate(parts):
+        headers = ahead.result() if ahead else _seal(part)
+        ahead = helper.submit(_seal, parts[at + 1]) if at + 1 < len(parts) else None
+        failures += _write(part, slab, headers)
+    return failures
 
-    def work() -> dict[int, list[str | None]]:
-        return {first: _load(slab, records[first : first + size]) for first in left}
+
+def load(records: list[Record], slab: Open, helper: Executor) -> Failures:
+    """Read and verify ``records``, sorted by group. The helper takes parts, too, when it can."""
+    parts = _parts(records, READ)
+    if len(parts) < 2:
+        return [failure for part in parts for failure in _read(part, slab)]
+    left = iter(range(len(parts)))  # of both threads
+
+    def work() -> dict[int, Failures]:
+        return {at: _read(parts[at], slab) for at in left}
 
     other = helper.submit(work)
     try:
@@ -54,13 +63,38 @@ def load(slab: Slab, records: list[Record], helper: Executor) -> list[str | None
             wait((other,))
     if not other.cancelled():
         done |= other.result()
-    return [failure for first in sorted(done) for failure in done[first]]
+    return [failure for at in range(len(parts)) for failure in done[at]]
 
 
-def _load(slab: Slab, records: list[Record]) -> list[str | None]:
+def _parts(records: list[Record], size: int) -> list[list[Record]]:
+    """Runs of one group, of ``size`` bytes or the few more that make records whole."""
+    parts = []
+    for _, same in groupby(records, lambda record: record.key.group):
+        group = list(same)
+        count = -(-size // len(group[0].body))
+        parts += [group[at : at + count] for at in range(0, len(group), count)]
+    return parts
+
+
+def _seal(records: list[Record]) -> list[memoryview]:
+    return [memoryview(seal(r.key, r.place.sequence, r.body)) for r in records]
+
+
+def _write(records: list[Record], slab: Open, headers: list[memoryview]) -> Failures:
+    try:
+        failures = slab(records[0].key.group).write(*_split(records, headers))
+    except OSError as error:
+        return [fault(error)] * len(records)
+    return [fault(failure) if failure else None for failure in failures]
+
+
+def _read(records: list[Record], slab: Open) -> Failures:
     memory = memoryview(bytearray(len(records) * HEADER))
     headers = [memory[i : i + HEADER] for i in range(0, len(memory), HEADER)]
-    failures = slab.read(_slots(records), headers, _bodies(records))
+    try:
+        failures = slab(records[0].key.group).read(*_split(records, headers))
+    except OSError as error:
+        return [fault(error)] * len(records)
     verdicts = [verify(h, r.key, r.body) for h, r in zip(headers, records, strict=True)]
     return [
         fault(failure) if failure else None if verdict is Verdict.GOOD else verdict.name.lower()
@@ -68,13 +102,8 @@ def _load(slab: Slab, records: list[Record]) -> list[str | None]:
     ]
 
 
-def _seal(records: list[Record]) -> list[memoryview]:
-    return [memoryview(seal(r.key, r.place.sequence, r.body)) for r in records]
-
-
-def _slots(records: list[Record]) -> list[int]:
-    return [record.place.number for record in records]
-
-
-def _bodies(records: list[Record]) -> list[memoryview]:
-    return [record.body for record in records]
+def _split(
+    records: list[Record], headers: list[memoryview]
+) -> tuple[list[int], list[memoryview], list[memoryview]]:
+    """As a slab wants them: slots, headers, bodies."""
+    return [r.place.number for r in records], headers, [r.body for r in records]

@@ -26,7 +26,10 @@ HEADER = BLOCK
 MAGIC = b"kvkeep\r\n"
 
 _FIELDS = struct.Struct("<8sQQQ16s32s")  # magic, version, length, sequence, group, page
-_DIGEST = slice(_FIELDS.size, _FIELDS.size + 16)
+_SIZE = _FIELDS.size
+_LENGTH, _KEY = 16, 32  # where these begin
+_BEGIN = struct.pack("<8sQ", MAGIC, FORMAT_VERSION)
+_DIGEST = slice(_SIZE, _SIZE + 16)
 
 
 class Verdict(enum.Enum):
@@ -71,16 +74,15 @@ def parse(header: bytes | memoryview) -> Header | Verdict:
 
 def verify(header: bytes | memoryview, key: Key, body: memoryview) -> Verdict:
     """Is this the whole record of ``key``? Only ``GOOD`` lets a body be used."""
-    claims = parse(header)
-    if isinstance(claims, Verdict):
-        return claims
-    if claims.key != key:
-        return Verdict.OTHER_KEY
-    sealed = _digest(header[: _FIELDS.size], body) == header[_DIGEST]
+    begin = bytes(header[: _DIGEST.stop])
+    if begin[:_LENGTH] != _BEGIN or begin[_KEY:_SIZE] != key.group + key.page:
+        claims = parse(header)
+        return Verdict.OTHER_KEY if isinstance(claims, Header) else claims
+    sealed = _digest(begin[:_SIZE], body) == begin[_DIGEST]
     return Verdict.GOOD if sealed else Verdict.CORRUPT
 
 
-def _digest(fields: bytes | memoryview, body: memoryview) -> bytes:
+def _digest(fields: bytes, body: memoryview) -> bytes:
     state = xxhash.xxh3_128(fields)
     state.update(body)
     return state.digest()

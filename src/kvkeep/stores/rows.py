@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import sqlite3
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -98,13 +98,14 @@ Punch = Callable[[SlabRow, int], bool]
 Called inside the transaction: later, it would hit a record that another process put there."""
 
 
-def sound(row: tuple[Any, ...], blob: int = -1) -> tuple[Any, ...]:
-    """``row``, if its types are those that were put in: bytes at ``blob``, else integers."""
-    for position, value in enumerate(row):
-        intact = isinstance(value, bytes) if position == blob else isinstance(value, int)
-        if not intact or (isinstance(value, int) and not 0 <= value < _LIMIT):
+def sound(rows: Iterable[tuple[Any, ...]], blob: int = -1) -> list[tuple[Any, ...]]:
+    """``rows``, if their types are those that were put in: bytes at ``blob``, else integers."""
+    rows = list(rows)
+    for position, column in enumerate(zip(*rows, strict=True)):
+        intact = set(map(type, column)) == {bytes if position == blob else int}
+        if not intact or (position != blob and not 0 <= min(column) <= max(column) < _LIMIT):
             raise sqlite3.DatabaseError("a row is damaged")
-    return row
+    return rows
 
 
 def seek(
@@ -119,6 +120,5 @@ def seek(
             f" WHERE slab = ? AND state = 1 AND page IN ({', '.join('?' * len(part))})",
             (slab, *part),
         )
-        for row in rows:
-            page, *place = sound(row, blob=0)
-            yield page, Place(*place)
+        for page, *place in sound(rows, blob=0):
+            yield page, Place._make(place)

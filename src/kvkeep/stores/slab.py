@@ -59,7 +59,7 @@ class Slab:
         Returns:
             Per slot, what went wrong.
         """
-        return self._move(os.preadv, slots, headers, bodies)
+        return self._move(os.preadv, slots, headers, bodies, None)
 
     def write(
         self, slots: Sequence[int], headers: Sequence[memoryview], bodies: Sequence[memoryview]
@@ -69,7 +69,7 @@ class Slab:
         Returns:
             Per slot, what went wrong; the slot's bytes are then undefined.
         """
-        return self._move(os.pwritev, slots, headers, bodies)
+        return self._move(os.pwritev, slots, headers, bodies, _PORTION)
 
     def headers(self) -> Iterator[tuple[int, bytes]]:
         """Each whole slot that has bytes on disk, with its header.
@@ -114,6 +114,7 @@ class Slab:
         slots: Sequence[int],
         headers: Sequence[memoryview],
         bodies: Sequence[memoryview],
+        portion: int | None,
     ) -> list[Exception | None]:
         failed: list[Exception | None] = [None] * len(slots)
         runs = list(_runs(slots))
@@ -121,7 +122,7 @@ class Slab:
             run = runs.pop()
             buffers = [part for i in run for part in (headers[i], bodies[i])]
             try:
-                _transfer(call, self._fd, buffers, slots[run[0]] * self.stride)
+                _transfer(call, self._fd, buffers, slots[run[0]] * self.stride, portion)
             except (OSError, OverflowError) as error:  # an absurd slot overflows
                 if len(run) == 1:
                     failed[run[0]] = error
@@ -147,11 +148,19 @@ def _transfer(
     fd: int,
     buffers: list[memoryview],
     offset: int,
+    portion: int | None,
 ) -> None:
-    """Move all of ``buffers``, however little one call moves; a read stops at the file's end."""
+    """Move all of ``buffers``, however little one call moves; a read stops at the file's end.
+
+    Args:
+        portion: bytes of one call at most, and aligned; None: no limit.
+    """
     first = 0
     while first < len(buffers):
-        moved = call(fd, _portion(buffers, first, _PORTION - offset % _PORTION), offset)
+        part = buffers[first : first + _BUFFERS]
+        if portion:
+            part = _cut(part, portion - offset % portion)
+        moved = call(fd, part, offset)
         if moved == 0:
             return
         offset += moved
@@ -162,12 +171,12 @@ def _transfer(
             buffers[first] = buffers[first][moved:]
 
 
-def _portion(buffers: list[memoryview], first: int, room: int) -> list[memoryview]:
-    """Buffers from ``first`` on, ``room`` bytes of them at most; the last one may be cut."""
-    portion = []
-    for buffer in buffers[first : first + _BUFFERS]:
-        portion.append(buffer[:room])
-        room -= len(portion[-1])
+def _cut(buffers: list[memoryview], room: int) -> list[memoryview]:
+    """Of ``buffers``, ``room`` bytes at most; the last one may be cut."""
+    part = []
+    for buffer in buffers:
+        part.append(buffer[:room])
+        room -= len(part[-1])
         if room == 0:
             break
-    return portion
+    return part

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import threading
 import time
@@ -47,7 +48,7 @@ class WrapperStore:
 
 class ThrottledStore(WrapperStore):
     """A store behind a thin pipe: its bytes pass at ``bytes_per_second``, which may be changed at
-    any time, also for those that are passing."""
+    any time, also for those that are passing; infinity is no pipe at all."""
 
     def __init__(self, inner: Store, bytes_per_second: float) -> None:
         super().__init__(inner)
@@ -65,8 +66,7 @@ class ThrottledStore(WrapperStore):
 
     def _pass(self, bodies: Sequence[memoryview]) -> None:
         left = float(sum(len(body) for body in bodies))
-        while left > 0:
-            rate = self.bytes_per_second
+        while left > 0 and (rate := self.bytes_per_second) < math.inf:
             seconds = min(0.01, left / rate)
             time.sleep(seconds)
             left -= rate * seconds
