@@ -17,7 +17,15 @@ from .schema import NO_IDS, Ids, InvariantError, Residence
 
 DEVICE, HOST = 0, 1
 TIERS = ("device", "host")
-NO_SLOT = -1
+
+
+def constant(value: int, dtype: type) -> NDArray[Any]:
+    """A number that NumPy compares an array with in half the time it takes for one of Python's."""
+    return np.array(value, dtype)
+
+
+NO_SLOT, ZERO, ONE = (constant(value, np.int32) for value in (-1, 0, 1))
+ABSENT, WRITING, LIVE = STATES = tuple(constant(state, np.uint8) for state in Residence)
 MANY = 2  # hits that make a place worth keeping: one is how any conversation goes on
 
 _COLUMNS: dict[str, tuple[type, int]] = {
@@ -26,7 +34,7 @@ _COLUMNS: dict[str, tuple[type, int]] = {
     "parent": (np.int32, -1),
     "holds": (np.int32, 0),
     "dying": (np.bool_, False),
-    "slot": (np.int32, NO_SLOT),
+    "slot": (np.int32, -1),
     "state": (np.uint8, Residence.ABSENT),
     "pins": (np.int32, 0),
     "used": (np.int64, 0),
@@ -42,7 +50,6 @@ def count(flags: NDArray[Any]) -> int:
     return int(np.count_nonzero(flags))
 
 
-_ABSENT = int(Residence.ABSENT)  # NumPy is five times as slow to compare with an enum's member
 _HISTORY = ("dying", "used", "hits", "reused", "priority", "stored")  # what an id must forget
 
 
@@ -176,7 +183,7 @@ class PageTable:
 
     def recycle(self, ids: Ids) -> None:
         """Give ids back. They have no slots, no holds, and are in no tree."""
-        if count(self.holds[ids]) or any(count(row[ids] != NO_SLOT) for row in _rows(self.slot)):
+        if count(self.holds[ids]) or count(self.slot.take(ids, axis=2) != NO_SLOT):
             raise InvariantError("a page id is recycled while it is held or has slots")
         for name in _HISTORY:
             for row in _rows(getattr(self, name)):
@@ -185,12 +192,13 @@ class PageTable:
 
     def hold(self, ids: Ids) -> None:
         """Keep these ids from being recycled."""
-        self.holds[ids] += 1
+        self.holds[ids] += ONE
 
     def unhold(self, ids: Ids) -> None:
         """Take back one hold of each. The caller reaps what is dying and no longer held."""
-        self.holds[ids] -= 1
-        if count(self.holds[ids] < 0):
+        after = self.holds[ids] - ONE
+        self.holds[ids] = after
+        if count(after < ZERO):
             raise InvariantError("a page is held less than never")
 
     def tick(self) -> int:
@@ -210,13 +218,13 @@ class PageTable:
 
     def where(self, tier: int, group: int, ids: Ids, state: Residence) -> NDArray[np.bool_]:
         """Which of these pages are in ``state``."""
-        found: NDArray[np.bool_] = self.state[tier, group][ids] == int(state)
+        found: NDArray[np.bool_] = self.state[tier, group][ids] == STATES[state]
         return found
 
     def resident(self, group: int, ids: Ids) -> NDArray[np.bool_]:
         """Which of these pages have a slot, or one being filled, in either memory tier."""
         device, host = self.state[DEVICE, group], self.state[HOST, group]
-        found: NDArray[np.bool_] = (device[ids] | host[ids]) != _ABSENT
+        found: NDArray[np.bool_] = (device[ids] | host[ids]) != ABSENT
         return found
 
     def check(self) -> None:

@@ -13,14 +13,13 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from .pages import DEVICE, HOST, NO_SLOT, PageTable
+from .pages import ABSENT, DEVICE, HOST, LIVE, NO_SLOT, ZERO, PageTable
 from .policy import Order
 from .schema import (
     NO_IDS,
     ConfigError,
     Ids,
     InvariantError,
-    Residence,
     Schema,
     Slots,
     chain_keys,
@@ -28,8 +27,6 @@ from .schema import (
 )
 from .tier import Tier
 from .tree import Raw, Tree
-
-_ABSENT, _LIVE = int(Residence.ABSENT), int(Residence.LIVE)
 
 
 class Residency:
@@ -100,7 +97,7 @@ class Residency:
         """Per group: which pages are on the device, on their way there, or on the host."""
         state = self.table.state
         return [
-            (state[DEVICE, g][path] != _ABSENT) | (state[HOST, g][path] == _LIVE)
+            (state[DEVICE, g][path] != ABSENT) | (state[HOST, g][path] == LIVE)
             for g in range(len(self.schema.groups))
         ]
 
@@ -179,11 +176,12 @@ class Residency:
         ids = ids[table.dying[ids]]
         if not len(ids):
             return
-        over = table.holds[ids] == 0
+        over = table.holds[ids] == ZERO
         for tier in (self.device, self.host):
             for group in range(len(self.schema.groups)):
-                at = np.flatnonzero(table.slot[tier.index, group][ids] != NO_SLOT)
-                tier.drop(group, ids[at[over[at] | tier.idle(group, ids[at])]])
+                (at,) = (table.slot[tier.index, group][ids] != NO_SLOT).nonzero()
+                if len(at):
+                    tier.drop(group, ids[at[over[at] | tier.idle(group, ids[at])]])
         table.recycle(ids[over])
 
     def recount(self, holds: NDArray[np.int32], pins: NDArray[np.int32]) -> None:

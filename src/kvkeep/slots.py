@@ -11,13 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .lease import Lease, Share
-from .pages import DEVICE, HOST, MANY, NO_SLOT
+from .pages import ABSENT, DEVICE, HOST, LIVE, MANY, NO_SLOT, WRITING
 from .policy import Policy
 from .residency import Residency
 from .schema import Ids, Residence
 from .transfer import Move
-
-_ABSENT, _WRITING, _LIVE = map(int, Residence)
 
 
 class DeviceSlots:
@@ -137,11 +135,11 @@ class DeviceSlots:
         if group.working:
             at = at[np.isin(at, list(snapshots))]
         state = self._table.state[DEVICE, g][path[at]]
-        new, known = at[state == _ABSENT], at[state == _LIVE]
+        new, known = at[state == ABSENT], at[state == LIVE]
         self._device.adopt(g, path[new], share.slots[new], Residence.LIVE)
         if len(known):
             self._device.free(g, share.slots[known])
-        settled = at[state != _WRITING]
+        settled = at[state != WRITING]
         share.owned[settled] = False
         share.slots[settled] = self._device.pin(g, path[settled])
         adopted: Ids = path[new]

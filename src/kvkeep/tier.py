@@ -12,12 +12,24 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from .pages import NO_SLOT, TIERS, FreeList, PageTable, count
+from .pages import (
+    ABSENT,
+    LIVE,
+    NO_SLOT,
+    ONE,
+    STATES,
+    TIERS,
+    WRITING,
+    ZERO,
+    FreeList,
+    PageTable,
+    constant,
+    count,
+)
 from .policy import Order
 from .schema import NO_IDS, Ids, InvariantError, Residence, Slots
 
-_ABSENT, _WRITING, _LIVE = map(int, Residence)
-_FREE, _PRIVATE = -1, -2  # owners of a slot that are not a page id
+_FREE, _PRIVATE = constant(-1, np.int32), constant(-2, np.int32)  # owners that are no page id
 _SELECT = 0.02  # share of a tier that one look for victims puts in order
 _MOST_OFFERED = 1 << 12
 _BLOCK, _SAMPLE = 1 << 15, 1 << 12  # pages looked at at a time; to guess where the share ends
@@ -81,7 +93,7 @@ class Tier:
         if count(states[pages]):
             raise InvariantError("a row adopts a second slot")
         self.table.slot[self.index, group][pages] = slots
-        states[pages] = int(state)
+        states[pages] = STATES[state]
         self._owner[group][at] = pages
         if state == Residence.LIVE:
             self._live(group, pages)
@@ -89,7 +101,7 @@ class Tier:
     def publish(self, group: int, pages: Ids) -> None:
         """The bytes of rows that were WRITING are there. Stamps nothing."""
         self._expect(group, pages, Residence.WRITING)
-        self.table.state[self.index, group][pages] = _LIVE
+        self.table.state[self.index, group][pages] = LIVE
         self._live(group, pages)
 
     def drop(self, group: int, pages: Ids) -> None:
@@ -102,9 +114,9 @@ class Tier:
         slots = row[pages].astype(np.intp)
         if count(slots == NO_SLOT):
             raise InvariantError("a row without a slot is dropped")
-        self._busy[group] -= count(state[pages] == _WRITING)
+        self._busy[group] -= count(state[pages] == WRITING)
         row[pages] = NO_SLOT
-        state[pages] = _ABSENT
+        state[pages] = ABSENT
         self._owner[group][slots] = _FREE
         self._free[group].give(slots)
 
@@ -114,15 +126,15 @@ class Tier:
         pins = self.table.pins[self.index, group]
         before = pins[pages]
         self._busy[group] += len(pages) - count(before)
-        pins[pages] = before + 1
+        pins[pages] = before + ONE
         slots: Slots = self.table.slot[self.index, group][pages]
         return slots
 
     def unpin(self, group: int, pages: Ids) -> None:
         """Take back one pin of each."""
         pins = self.table.pins[self.index, group]
-        after = pins[pages] - 1
-        if count(after < 0):
+        after = pins[pages] - ONE
+        if count(after < ZERO):
             raise InvariantError("a slot is pinned less than never")
         self._busy[group] -= len(pages) - count(after)
         pins[pages] = after
@@ -134,8 +146,8 @@ class Tier:
 
     def idle(self, group: int, pages: Ids | slice) -> NDArray[np.bool_]:
         """Which of these pages have a slot here that nobody uses or fills."""
-        fit: NDArray[np.bool_] = self.table.state[self.index, group][pages] == _LIVE
-        fit &= self.table.pins[self.index, group][pages] == 0
+        fit: NDArray[np.bool_] = self.table.state[self.index, group][pages] == LIVE
+        fit &= self.table.pins[self.index, group][pages] == ZERO
         return fit
 
     def evictable(self, group: int, pages: Ids | slice) -> NDArray[np.bool_]:
@@ -172,7 +184,7 @@ class Tier:
         self._queues[group].offer(pages)
 
     def _expect(self, group: int, pages: Ids, state: Residence) -> None:
-        if count(self.table.state[self.index, group][pages] != int(state)):
+        if count(self.table.state[self.index, group][pages] != STATES[state]):
             raise InvariantError(f"a {self.name} row is not {state.name} where it must be")
 
     def recount(self) -> None:
@@ -181,7 +193,7 @@ class Tier:
 
     def _count_busy(self, group: int) -> int:
         state = self.table.state[self.index, group]
-        writing = count(state == _WRITING)
+        writing = count(state == WRITING)
         pinned = count(self.table.pins[self.index, group])
         return self.private(group) + writing + pinned
 
@@ -217,14 +229,14 @@ class _Queue:
         self._tier, self._group, self._order = tier, group, order
         self._pages, self._keys = NO_IDS, _NO_KEYS
         self._offered: list[Ids] = []  # since pages were taken last
-        self._horizon: int | None = None  # all evictable pages up to this key are in the batch
+        self._horizon = 0  # all evictable pages up to this key are in the batch, unless it is empty
 
     def offer(self, pages: Ids) -> None:
         """These may have become evictable."""
-        if self._horizon is not None and len(pages):
+        if len(self._pages) and len(pages):
             self._offered.append(pages)
             if len(self._offered) > _MOST_OFFERED:  # nobody has taken any for long: begin anew
-                self._pages, self._keys, self._offered, self._horizon = NO_IDS, _NO_KEYS, [], None
+                self._pages, self._keys, self._offered = NO_IDS, _NO_KEYS, []
 
     def take(self, most: int) -> Ids:
         """As :meth:`Tier.victims`."""
@@ -266,7 +278,7 @@ class _Queue:
         pages, keys = np.concatenate([f[0] for f in found]), np.concatenate([f[1] for f in found])
         order = np.argsort(keys, kind="stable")  # they come in runs, as pages do
         self._pages, self._keys = pages[order], keys[order]
-        self._horizon = int(self._keys[-1]) if len(pages) else None
+        self._horizon = int(self._keys[-1]) if len(pages) else 0
         return len(pages) > 0
 
     def _limit(self, rows: int, wanted: int) -> int:
@@ -279,7 +291,6 @@ class _Queue:
 
     def _merge(self, pages: Ids) -> None:
         """Put those that go before the horizon in their places, each once."""
-        assert self._horizon is not None  # or there were no batch, and nothing would be offered
         keys = self._key(pages)
         late = keys <= self._horizon
         if count(late):

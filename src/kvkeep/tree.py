@@ -20,22 +20,29 @@ Raw = bytes | memoryview
 
 
 class Node:
-    """A run of pages. ``first`` is the depth of its first page."""
+    """A run of pages. ``first`` is the depth of its first page, ``key`` that page's raw bytes."""
 
-    __slots__ = ("_ids", "first", "kids", "parent", "raw", "size")
+    __slots__ = ("_ids", "first", "key", "kids", "parent", "raw", "size")
 
-    def __init__(self, first: int, raw: bytearray, ids: Ids, parent: Node | None) -> None:
+    def __init__(
+        self, first: int, key: bytes, raw: bytearray, ids: Ids, parent: Node | None
+    ) -> None:
         self.first = first
+        self.key = key
         self.raw = raw
         self._ids = ids  # capacity >= size
         self.size = len(ids)
-        self.kids: dict[bytes, Node] = {}  # by the raw bytes of their first page
+        self.kids: dict[bytes, Node] = {}  # by key
         self.parent = parent
 
     @property
     def ids(self) -> Ids:
         """``[size]`` page ids. A view."""
         return self._ids[: self.size]
+
+    def page(self, at: int) -> int:
+        """The ``at``-th page's id."""
+        return self._ids.item(at)
 
     def grow(self, raw: Raw | bytearray, ids: Ids) -> None:
         """Append pages, in amortised constant time each."""
@@ -83,7 +90,7 @@ class Tree:
         if parent is None:
             node = self._roots.get(namespace)
             if node is None:
-                node = self._roots[namespace] = Node(0, bytearray(), NO_IDS, None)
+                node = self._roots[namespace] = Node(0, b"", bytearray(), NO_IDS, None)
                 self._names[node] = namespace
             at = 0
         else:
@@ -97,7 +104,7 @@ class Tree:
         if node.size and not node.kids:  # a leaf that is not a root
             node.grow(raw, ids)
         else:
-            kid = Node(node.first + node.size, bytearray(raw), ids.copy(), node)
+            kid = Node(node.first + node.size, first, bytearray(raw), ids.copy(), node)
             node.kids[first] = kid
             node = kid
         self._assign(ids, node)
@@ -111,11 +118,12 @@ class Tree:
             at = -1 if node is None else depth - node.first
             if node is not None and at >= node.size:  # it went with one above it
                 continue
-            if at < 0 or node.ids[at] != page:
+            if at < 0 or node.page(at) != page:
                 raise InvariantError(f"page {page} is not in the tree at depth {depth}")
-            for kid in _descendants(node):
-                removed.append(kid.ids)
-                kid.size = 0
+            if node.kids:
+                for kid in _descendants(node):
+                    removed.append(kid.ids)
+                    kid.size = 0
             if at:
                 removed.append(node.cut(at, self.page_bytes)[1])
                 node.kids = {}
@@ -159,18 +167,18 @@ class Tree:
     def _split(self, node: Node, at: int) -> None:
         kids = node.kids
         raw, ids = node.cut(at, self.page_bytes)
-        low = Node(node.first + at, raw, ids, node)
+        low = Node(node.first + at, bytes(raw[: self.page_bytes]), raw, ids, node)
         low.kids = kids
         for kid in kids.values():
             kid.parent = low
-        node.kids = {bytes(raw[: self.page_bytes]): low}
+        node.kids = {low.key: low}
         self._assign(ids, low)
 
     def _unlink(self, node: Node) -> None:
         parent = node.parent
         if parent is None:
             raise InvariantError("a root was cut")
-        del parent.kids[bytes(node.raw[: self.page_bytes])]
+        del parent.kids[node.key]
         if parent.parent is not None and len(parent.kids) == 1:
             (kid,) = parent.kids.values()
             parent.grow(kid.raw, kid.ids)
@@ -200,8 +208,10 @@ class Tree:
         seen: list[Ids] = [NO_IDS]
         for _, node in self.walk():
             parent = node.parent
-            if parent is None or parent.kids.get(bytes(node.raw[: self.page_bytes])) is not node:
+            if parent is None or parent.kids.get(node.key) is not node:
                 raise InvariantError("a node is not among its parent's children")
+            if node.key != node.raw[: self.page_bytes]:
+                raise InvariantError("a node is found by other tokens than its own")
             if node.first != parent.first + parent.size or node.size == 0:
                 raise InvariantError("a node is empty or at the wrong depth")
             if len(node.raw) != node.size * self.page_bytes:

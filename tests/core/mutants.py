@@ -56,7 +56,7 @@ MUTANTS = [
         "eviction ignores pins",
         "a slot goes while a request or a lane uses it",
         "tier.py",
-        "        fit &= self.table.pins[self.index, group][pages] == 0\n",
+        "        fit &= self.table.pins[self.index, group][pages] == ZERO\n",
         "",
     ),
     Mutant(
@@ -124,8 +124,8 @@ MUTANTS = [
         "ids are recycled while held",
         "a page retired in mid-flight comes back as another page under its ticket",
         "residency.py",
-        "over = table.holds[ids] == 0",
-        "over = table.holds[ids] >= 0",
+        "over = table.holds[ids] == ZERO",
+        "over = table.holds[ids] >= ZERO",
     ),
     Mutant(
         "what is out of the tree keeps its slots while it is held",
@@ -259,8 +259,8 @@ MUTANTS = [
         "duplicates are kept",
         "two requests with one prompt hold it twice",
         "slots.py",
-        "at[state == _ABSENT], at[state == _LIVE]",
-        "at[state == _ABSENT], at[:0]",
+        "at[state == ABSENT], at[state == LIVE]",
+        "at[state == ABSENT], at[:0]",
     ),
     Mutant(
         "duplicates are neither adopted nor pinned",
@@ -973,7 +973,7 @@ MUTANTS = [
         "stores/file.py",
         "self._probed.pop(key, None)  # it may be elsewhere now",
         "pass",
-        killer="../test_file_store.py: against_a_perfect_one and not Quota",
+        killer="../test_file_store.py: moved_since",
     ),
     Mutant(
         "touch does nothing",

@@ -6,7 +6,7 @@ from typing import Protocol
 
 import numpy as np
 
-from ..pages import DEVICE, count
+from ..pages import DEVICE, LIVE, count
 from ..policy import lru
 from ..residency import Residency
 from ..schema import (
@@ -82,8 +82,9 @@ class Ours:
             residency.stamp(whole)
             new = whole[len(path) :]
             for g in self._groups:
-                known = table.where(DEVICE, g, new, Residence.LIVE)
-                if count(known):
+                state = table.state[DEVICE, g][new]
+                if count(state):
+                    known = state == LIVE
                     device.free(g, slots[g][known])
                     device.adopt(g, new[~known], slots[g][~known], Residence.LIVE)
                 else:
