@@ -14,6 +14,7 @@ from collections import Counter
 import numpy as np
 from numpy.typing import NDArray
 
+from .breaker import Breaker
 from .pages import DEVICE, HOST
 from .policy import Policy
 from .residency import Residency
@@ -43,6 +44,7 @@ class Backup:
         self._unwritten: list[list[Ids]] = [[] for _ in range(groups)]  # to storage
         self._writing = [0] * groups  # host slots that writes under way pin
         self._demotions: list[Ticket] = []  # copies under way for room on the device
+        self._copier = Breaker()  # what makes them
 
     @property
     def leaving(self) -> bool:
@@ -92,14 +94,17 @@ class Backup:
 
     def demote(self, group: int, count: int) -> None:
         """Write-back: make room for ``count`` more pages on the device. What the host has goes at
-        once, the rest when its copy has landed; if the host lacks room, ancestors come first."""
+        once, the rest when its copy has landed; if the host lacks room, ancestors come first.
+        What fails to land stays, to be copied again; only while copies keep failing pages go
+        without, or the device would be full for ever."""
         residency, table = self._residency, self._residency.table
         device, host = residency.device, residency.host
         count -= self._leaving(group)
         while count > 0 and len(pages := device.victims(group, count)):
             count -= len(pages)
             absent = table.where(HOST, group, pages, Residence.ABSENT)
-            room = residency.make_room(host, group, int(np.count_nonzero(absent)))
+            wanted = 0 if self._copier.open else int(np.count_nonzero(absent))
+            room = min(wanted, residency.make_room(host, group, wanted))
             pages = pages[device.evictable(group, pages)]  # some may have ended
             absent = table.where(HOST, group, pages, Residence.ABSENT)
             spare = max(0, int(np.count_nonzero(absent)) - room)
@@ -128,11 +133,16 @@ class Backup:
         self._residency.drop(self._residency.device, group, pages)
 
     def _demoted(self, move: Move) -> None:
-        """The host has a copy, or it failed: the device's goes, unless it was hit meanwhile."""
-        residency, group = self._residency, move.group
-        gone = residency.device.evictable(group, move.pages)
-        self._leave(group, move.pages[gone])
-        self.loaded(group, move.pages[~gone & move.landed])
+        """What the host has now leaves the device, unless it was hit meanwhile."""
+        group, pages = move.group, move.pages[move.landed]
+        gone = self._residency.device.evictable(group, pages)
+        self._leave(group, pages[gone])
+        self.loaded(group, pages[~gone])
+        self._residency.unhold(move.pages[~move.landed])
+        if move.landed.all():
+            self._copier.success()
+        else:
+            self._copier.failure()
 
     def advance(self) -> None:
         """Start what there is room for. Called every tick."""
@@ -181,10 +191,11 @@ class Backup:
             residency.device.unpin(move.group, move.pages)
             residency.host.publish(move.group, move.pages[move.landed])
             residency.drop(residency.host, move.group, move.pages[~move.landed])
+            self._unwritten[move.group].append(move.pages[move.landed])
             if demotion:
                 self._demoted(move)
-            self._unwritten[move.group].append(move.pages[move.landed])
-            self._give_up("unsaved_pages_total", move.pages[~move.landed])
+            else:
+                self._give_up("unsaved_pages_total", move.pages[~move.landed])
 
     def _next_write(self, group: int) -> Move | None:
         residency, table = self._residency, self._residency.table

@@ -296,11 +296,13 @@ class Cache:
             pages = move.pages[~self._table.dying[move.pages]]
             self.residency.retire(pages)
         for waiter in ticket.waiters:
-            waiter.waiting = 0
-            if isinstance(waiter, Lease) and not waiter.released:
-                self._loader.settle(waiter, ticket)
-            elif isinstance(waiter, Prefetch):
-                waiter.done = True
+            if isinstance(waiter, Prefetch):
+                waiter.reads = [read for read in waiter.reads if read is not ticket]
+                waiter.done |= not waiter.reads
+            elif ticket.arrival in waiter.arriving:
+                waiter.arriving.remove(ticket.arrival)
+                if waiter.ready:
+                    self._loader.settle(waiter, ticket)
         self.residency.recount(*self._owned()[:2])
 
     # --- small things

@@ -56,8 +56,7 @@ class Lease:
     origin: NDArray[np.intp] = field(default_factory=lambda: NO_IDS)
     cuts: list[int] = field(default_factory=list)  # token positions, sorted: see next_cut
     lasting: frozenset[int] = frozenset()  # those of them that hits are expected to end at
-    waiting: int = 0  # loads that have not come back
-    arriving: list[Arrival] = field(default_factory=list)  # those, and whether they are lost
+    arriving: list[Arrival] = field(default_factory=list)  # loads that have not come back
     # by group: pages of the hit that are being loaded, and into which slots
     coming: dict[str, tuple[NDArray[np.intp], Slots]] = field(default_factory=dict)
     explanation: Explanation = field(default_factory=Explanation)
@@ -73,7 +72,7 @@ class Lease:
     @property
     def ready(self) -> bool:
         """All that was being loaded has landed or failed; ``pages`` is final."""
-        return self.waiting == 0
+        return not self.arriving
 
     @property
     def pages(self) -> int:
@@ -120,8 +119,7 @@ class Prefetch:
     pinned: list[tuple[int, Ids]] = field(default_factory=list)  # host pins: (group, pages)
     fetched: Ids = field(default_factory=lambda: NO_IDS)  # from storage
     gain: int = 0  # tokens that need not be computed if it waits
-    waiting: int = 0  # transfers under way, ...
-    last: Any = None  # ... of which this one comes last
+    reads: list[Any] = field(default_factory=list)  # tickets under way, in their lane's order
     queued: bool = False  # in line for host memory
     done: bool = False  # nothing more will come, or not soon enough
     closed: bool = False

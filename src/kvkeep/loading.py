@@ -89,7 +89,6 @@ class Loader:
 
     def _wait(self, lease: Lease, ticket: Ticket) -> None:
         ticket.waiters.append(lease)
-        lease.waiting += 1
         lease.arriving.append(ticket.arrival)
 
     def _foretell(self, lease: Lease) -> None:
@@ -110,7 +109,7 @@ class Loader:
             self._backup.loaded(move.group, move.pages[move.landed])
             self._counts["missed_loads_total"] += int(np.count_nonzero(~move.landed))
         for lease in ticket.waiters:
-            lease.waiting -= 1
+            lease.arriving.remove(ticket.arrival)
             if not lease.released:
                 self._take_landed(lease, ticket)
             if lease.ready:
@@ -137,7 +136,6 @@ class Loader:
     def settle(self, lease: Lease, ticket: Ticket) -> None:
         """Everything landed or failed: apply the hit rule again, to what is on the device."""
         lease.explanation.load_ms = 1e3 * (time.monotonic() - ticket.submitted)
-        lease.arriving.clear()
         lease.coming.clear()
         if not lease.released and lease.pages <= len(lease.origin):  # else it went on, on all of it
             self._apply(lease)

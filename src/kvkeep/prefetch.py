@@ -94,8 +94,8 @@ class Prefetcher:
 
     def _left(self, prefetch: Prefetch) -> float | None:
         """Seconds that its reads still take; of a question to storage, as many as it took yet."""
-        if prefetch.waiting:
-            return self._transfers.seconds(READ, last=prefetch.last)
+        if prefetch.reads:
+            return self._transfers.seconds(READ, last=prefetch.reads[-1])
         return time.monotonic() - prefetch.begun
 
     def _give_up(self, prefetch: Prefetch) -> None:
@@ -120,8 +120,8 @@ class Prefetcher:
                     self._pin(prefetch, move.group, landed[np.isin(landed, prefetch.path)])
             residency.drop(residency.host, move.group, move.pages[~move.landed])
         for prefetch in ticket.waiters:
-            prefetch.waiting -= 1
-            prefetch.done |= prefetch.waiting == 0
+            prefetch.reads.remove(ticket)
+            prefetch.done |= not prefetch.reads
         for move in ticket.moves:
             residency.unhold(move.pages)
 
@@ -220,7 +220,7 @@ class Prefetcher:
                 moves.append(Move(group, ids, NO_SLOTS, slots, names))
         if moves:
             self._wait(prefetch, self._transfers.submit(Ticket(READ, moves)))
-        prefetch.done |= prefetch.waiting == 0
+        prefetch.done |= not prefetch.reads
 
     def _worth(self, gain: int, wanted: list[int]) -> bool:
         """Whether ``gain`` tokens are enough to be read, and come faster than they are computed.
@@ -255,8 +255,7 @@ class Prefetcher:
     def _wait(self, prefetch: Prefetch, ticket: Ticket) -> None:
         ticket.waiters.append(prefetch)
         ticket.abandoned &= prefetch.done
-        prefetch.waiting += 1
-        prefetch.last = ticket
+        prefetch.reads.append(ticket)
         coming = (move.pages for move in ticket.moves)
         prefetch.fetched = np.concatenate((prefetch.fetched, *coming))
 

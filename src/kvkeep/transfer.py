@@ -16,7 +16,7 @@ import logging
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, Protocol
@@ -208,18 +208,21 @@ class Transfers:
         self._lanes[_LANE_OF.get(kind, kind)].submit(ticket)
         return ticket
 
-    def landed(self, kind: str = "") -> list[Ticket]:
-        """Tickets that came back since the last call, each with a flag per page.
+    def landed(self, kind: str = "") -> Iterator[Ticket]:
+        """Tickets that came back since the last call, each with a flag per page. Each is pending
+        until it is taken from here.
 
         ``kind``: only tickets of this kind; others wait for the next call."""
         self._watch()
-        back: list[Ticket] = []
         for _ in range(len(self._done)):
+            if not self._done:
+                return  # whoever took the last one asked for more
             ticket = self._done.popleft()
-            (back if kind in ("", ticket.kind) else self._done).append(ticket)
-        for ticket in back:
-            self.pending.remove(ticket)
-        return back
+            if kind in ("", ticket.kind):
+                self.pending.remove(ticket)
+                yield ticket
+            else:
+                self._done.append(ticket)
 
     def names(self, group: int, pages: Iterable[bytes]) -> list[Key]:
         """What storage calls one group of the pages with these chained keys."""

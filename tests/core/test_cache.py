@@ -873,6 +873,27 @@ def test_broken_bookkeeping_costs_pages_not_the_server(kind: str, caplog) -> Non
     assert w.admit(again)
 
 
+@pytest.mark.parametrize("together", [False, True])
+def test_who_waits_for_two_loads_is_ready_when_one_of_them_broke(together: bool) -> None:
+    w = world()
+    serve(w, A)
+    w.empty(0)
+    first, second = (w.arrive(tokens, ask=False) for tokens in ([1, 1, 9], A))
+    assert w.admit(first)
+    assert w.admit(second)
+    assert len(second.lease.arriving) == 2
+    w.table.state[0, 1, w.tree()["", (1, 1)]] = 0
+    w.step("load")
+    if not together:
+        w.tick()
+        assert not second.lease.ready
+    w.step("load")
+    w.tick()
+    assert w.cache.counts["invariant_errors_total"] == 1
+    assert second.lease.ready
+    w.cache.check()
+
+
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [

@@ -191,14 +191,41 @@ def test_where_the_host_lacks_room_ancestors_come_first() -> None:
     assert w.cache.counts["unsaved_pages_total"] == 1
 
 
-@pytest.mark.parametrize("host", [0, 4])
-def test_what_cannot_be_copied_goes(host: int) -> None:
-    """Without a host, or with a copy engine that fails, the device still finds room."""
-    w = world_of(BACK, ONE, [4], [host])
+def test_without_a_host_what_leaves_is_lost() -> None:
+    w = world_of(BACK, ONE, [4], [0])
     first = serve(w, A)
+    w.cache.residency.make_room(w.cache.residency.device, 0, 4)
+    assert pages(w, 0, first) == []
+    assert w.cache.counts["unsaved_pages_total"] == 3
+    assert w.cache.residency.device.free_slots(0) == 4
+    w.check()
+
+
+def fail_to_leave(w: World) -> None:
     w.cache.residency.make_room(w.cache.residency.device, 0, 4)
     w.step("save", fault="raise")
     w.tick()
+    w.check()
+
+
+def test_what_could_not_be_copied_stays_and_is_copied_again() -> None:
+    w = world_of(BACK, ONE, [4], [4])
+    first = serve(w, A)
+    fail_to_leave(w)
+    assert (pages(w, 0, first), pages(w, 1, first)) == ([0, 1, 2], [])
+    w.cache.residency.make_room(w.cache.residency.device, 0, 4)
+    w.settle()
+    assert (pages(w, 0, first), pages(w, 1, first)) == ([], [0, 1, 2])
+    assert w.cache.counts["unsaved_pages_total"] == 0
+
+
+def test_a_copy_engine_that_keeps_failing_does_not_keep_the_device_full() -> None:
+    w = world_of(BACK, ONE, [4], [4])
+    first = serve(w, A)
+    for _ in range(3):
+        fail_to_leave(w)
+        assert pages(w, 0, first) == [0, 1, 2]
+    w.cache.residency.make_room(w.cache.residency.device, 0, 4)
     assert (pages(w, 0, first), pages(w, 1, first)) == ([], [])
     assert w.cache.counts["unsaved_pages_total"] == 3
     assert w.cache.residency.device.free_slots(0) == 4

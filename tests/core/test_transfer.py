@@ -156,7 +156,7 @@ def test_who_listens_hears_of_every_ticket_that_comes_back(bench, kind: str) -> 
     b.transfers.listen(heard.release)
     b.submit(kind, b.move(0, 1))
     assert heard.acquire(timeout=10)
-    assert len(b.transfers.landed()) == 1
+    assert len(list(b.transfers.landed())) == 1
     b.transfers.breaker.failure(trip=True)
     b.submit(kind, b.move(0, 2))  # storage is not asked now, and its ticket comes back at once
     assert heard.acquire(timeout=10)
@@ -221,7 +221,7 @@ def test_a_hanging_touch_is_a_stall_too(bench) -> None:
     b = bench(Gate(), stall=0.05)
     b.submit(TOUCH, b.move(0, 1))
     until(lambda: b.store.calls)
-    until(lambda: (b.transfers.landed(), not b.transfers.storage)[1])
+    until(lambda: (list(b.transfers.landed()), not b.transfers.storage)[1])
     b.store.open.set()
     b.landed(1)
     assert len(b.store.touched) == 1

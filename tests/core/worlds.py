@@ -309,9 +309,9 @@ class World:
             self.happened["refused"] += 1
             return False
         assert roomy, "admitted without room"
-        assert lease.waiting or lease.pages == pages
+        assert not lease.ready or lease.pages == pages
         assert lease.path.tolist() == [tree[request.path(i)] for i in range(lease.pages)]
-        if lease.waiting:
+        if not lease.ready:
             assert lease.pages == pages, "the hit is not the longest"
         for grp in self.schema.groups:
             assert len(lease.slots(grp.name)) == lease.pages + fresh
@@ -328,7 +328,7 @@ class World:
             for g in self.groups:
                 self.oracle.hits.update((g, request.path(i)) for i in self.needed(g, pages))
         self.happened["hit" if pages else "admitted"] += 1
-        self.happened["loading"] += bool(lease.waiting)
+        self.happened["loading"] += not lease.ready
         return True
 
     def _room(self, request, tree, pages, chunk) -> tuple[int, bool]:
