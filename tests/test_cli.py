@@ -77,7 +77,8 @@ class TestServe:
             --speculative-num-steps 7 --speculative-num-draft-tokens 8 --speculative-eagle-topk 1
             --log-level info --missing-policy lenient
             --mem-fraction-static 0.5 --eviction-policy lfu --write-through-threshold 3
-            --prefetch-min-tokens 100 --recompute-policy never
+            --prefetch-min-tokens 100 --recompute-policy never --prefetch-timeout-base 2
+            --prefetch-timeout-per-1k 0.5 --prefetch-host-share 0.25 --write-back-ahead 0.1
             --hicache-mem-layout page_first_direct --io-backend kernel"""
         result = CliRunner().invoke(cli.app, flags.split())
         assert result.exit_code == 0, result.output
@@ -87,7 +88,8 @@ class TestServe:
             host_ratio=3.0, storage_dir=model, storage_bytes=2 * GIB, chunked_prefill_size=64,
             max_running=3, missing="lenient", mem_fraction=0.5, num_steps=7, num_draft_tokens=8,
             write_policy="write_back", prefetch_policy="timeout", eviction="lfu",
-            write_hits=3, prefetch_min_tokens=100, recompute="never",
+            write_hits=3, prefetch_min_tokens=100, recompute="never", prefetch_seconds=2.0,
+            prefetch_seconds_per_1k=0.5, prefetch_share=0.25, write_ahead=0.1,
             memory_layout="page_first_direct", io_backend="kernel",
         )  # fmt: skip
         assert served == [(config, "::1", 0, "info")]

@@ -148,6 +148,9 @@ def serve(
     write_through_threshold: Annotated[
         int, option(STORAGE, "Hits of a page until write_through_selective takes it down.")
     ] = 2,
+    write_back_ahead: Annotated[
+        float, option(STORAGE, "Share of the device pool that write_back keeps free.")
+    ] = 0.02,
     eviction_policy: Annotated[
         str,
         option(
@@ -170,12 +173,22 @@ def serve(
         option(
             STORAGE,
             "What a request waits for: wait_complete, for all that storage has; best_effort, "
-            "for nothing; timeout, at most 1 s and 0.25 s per 1,000 tokens.",
+            "for nothing, it takes what came while it was in line; timeout, for all, but only so "
+            "long.",
         ),
     ] = "wait_complete",
     prefetch_min_tokens: Annotated[
         int, option(STORAGE, "A shorter part of a prompt is not worth a read from storage.")
     ] = 256,
+    prefetch_timeout_base: Annotated[
+        float, option(STORAGE, "Seconds that the policy timeout waits at most, ...")
+    ] = 1.0,
+    prefetch_timeout_per_1k: Annotated[
+        float, option(STORAGE, "... and so many more per 1,000 tokens of the prompt.")
+    ] = 0.25,
+    prefetch_host_share: Annotated[
+        float, option(STORAGE, "Share of host memory that prefetches may hold.")
+    ] = 0.5,
     recompute_policy: Annotated[
         str,
         option(
@@ -229,9 +242,13 @@ def serve(
         storage_bytes=round(hicache_storage_size * GIB),
         prefetch_policy=hicache_storage_prefetch_policy,
         prefetch_min_tokens=prefetch_min_tokens,
+        prefetch_seconds=prefetch_timeout_base,
+        prefetch_seconds_per_1k=prefetch_timeout_per_1k,
+        prefetch_share=prefetch_host_share,
         recompute=recompute_policy,
         write_policy=hicache_write_policy,
         write_hits=write_through_threshold,
+        write_ahead=write_back_ahead,
         eviction=eviction_policy,
         missing=missing_policy,
         chunked_prefill_size=chunked_prefill_size,

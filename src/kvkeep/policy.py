@@ -78,8 +78,9 @@ WRITE = ("write_through", "write_through_selective", "write_back")
 the device evicts them, which keeps the memory tiers exclusive."""
 
 PREFETCH = ("wait_complete", "best_effort", "timeout")
-"""What a request waits for: all that storage has; nothing, it takes what has come when its turn
-comes; or all, but only so long. What comes later, comes for others."""
+"""What a request waits for: all that storage has; nothing, it takes what came while it was in line
+for other reasons; or all, but only so long. A read that is under way then ends for others; one that
+has not begun is not made."""
 
 RECOMPUTE = ("auto", "never")
 """Whether to compute what would take longer to load, by the speeds that were measured."""
@@ -116,6 +117,8 @@ class Policy:
     def __post_init__(self) -> None:
         if not 0 < self.prefetch_share <= 1 or self.stall_seconds <= 0:
             raise ConfigError("prefetch_share must be in (0, 1], stall_seconds above 0")
+        if min(self.prefetch_seconds, self.prefetch_seconds_per_1k) < 0:
+            raise ConfigError("prefetch_seconds and prefetch_seconds_per_1k must be at least 0")
         if self.prefetch_min_tokens < 0:
             raise ConfigError("prefetch_min_tokens must be at least 0")
         if self.write_hits < 1 or not 0 <= self.write_ahead < 1:

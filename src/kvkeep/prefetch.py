@@ -103,9 +103,8 @@ class Prefetcher:
         by then is there for others."""
         self._counts["skipped_tokens_total{why=slow}"] += prefetch.gain
         prefetch.done = True
-        for ticket in self._transfers.pending:
-            if ticket.kind == READ:
-                ticket.abandoned |= all(other.done for other in ticket.waiters)
+        for ticket in prefetch.reads:
+            ticket.abandoned |= all(other.done for other in ticket.waiters)
 
     def read(self, ticket: Ticket) -> None:
         """A storage-to-host ticket came back: pages that landed are there for everybody."""

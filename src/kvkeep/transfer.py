@@ -191,7 +191,10 @@ class Transfers:
 
     def _report(self, ticket: Ticket) -> None:
         self._done.append(ticket)
-        self._tell()
+        try:
+            self._tell()
+        except Exception:  # not ours, and no reason to end a lane
+            log.exception("who listens to transfers failed")
 
     def submit(self, ticket: Ticket) -> Ticket:
         """Start a transfer. Storage that is out of order fails at once, in the next `landed`."""

@@ -854,8 +854,8 @@ MUTANTS = [
         "what comes back wakes nobody",
         "every stage of a hit waits for the next look at a clock",
         "transfer.py",
-        "        self._tell()\n",
-        "",
+        "            self._tell()\n",
+        "            pass\n",
         killer="test_transfer.py: who_listens",
     ),
     Mutant(
@@ -982,14 +982,6 @@ MUTANTS = [
         "if begin[:_LENGTH] != _BEGIN or begin[_KEY:_SIZE] != key.group + key.page:",
         "if begin[:_LENGTH] != _BEGIN:",
         killer="../test_record.py: another_key",
-    ),
-    Mutant(
-        "where a record was is remembered after it was written anew",
-        "what was just written is a miss",
-        "stores/file.py",
-        "self._probed.pop(key, None)  # it may be elsewhere now",
-        "pass",
-        killer="../test_file_store.py: moved_since",
     ),
     Mutant(
         "touch does nothing",

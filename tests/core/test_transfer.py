@@ -162,6 +162,14 @@ def test_who_listens_hears_of_every_ticket_that_comes_back(bench, kind: str) -> 
     assert heard.acquire(timeout=10)
 
 
+def test_who_listens_cannot_end_a_lane(bench) -> None:
+    b = bench()
+    b.transfers.listen(lambda: 1 / 0)
+    for slot in range(3):
+        b.submit(SAVE, b.move(0, slot))
+        assert b.landed(1)[0].moves[0].landed.all()
+
+
 @pytest.mark.parametrize("kind", [SAVE, LOAD])
 def test_a_copy_that_raises_lands_nothing_and_ends_nothing(bench, kind: str) -> None:
     b = bench()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Sequence as Seq
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,22 @@ def test_what_comes_from_storage_wakes_the_engine(
         rig.ask(prompt(200), 2)
         rig.evict("device", "host")
         assert rig.ask(prompt(200), 2).cached["storage"] == 192
+
+
+@pytest.mark.parametrize("prefetch", ["best_effort", "timeout"])
+def test_what_came_while_a_request_was_in_line_is_used(
+    tiny: Pair, tmp_path: Path, prefetch: str
+) -> None:
+    options = {"prefetch_seconds": 0.0, "prefetch_seconds_per_1k": 0.0, "max_running": 1}
+    with Rig(tiny, storage_dir=tmp_path, prefetch_policy=prefetch, **options) as rig:
+        rig.ask(prompt(200), 2)
+        rig.evict("device", "host")
+        rig.send(prompt(20), 200)
+        second = rig.send(prompt(200), 2)
+        for turn in rig.turns():
+            if turn > 20:
+                time.sleep(0.005)  # for the lanes, however fast the model is
+        assert rig.answers[second].cached["storage"] == 192
 
 
 def test_whatever_fits_alone_is_served(tiny: Pair) -> None:

@@ -74,9 +74,13 @@ def build(config: EngineConfig, store: OpenStore = open_store) -> Parts:
         eviction=eviction_order(config.eviction),
         prefetch=config.prefetch_policy,
         prefetch_min_tokens=config.prefetch_min_tokens,
+        prefetch_seconds=config.prefetch_seconds,
+        prefetch_seconds_per_1k=config.prefetch_seconds_per_1k,
+        prefetch_share=config.prefetch_share,
         recompute=config.recompute,
         write=config.write_policy,
         write_hits=config.write_hits,
+        write_ahead=config.write_ahead,
         missing=config.missing,
         snapshot_pages=config.snapshot_pages,
     )

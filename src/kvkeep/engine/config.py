@@ -41,9 +41,13 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     storage_bytes: int = 16 * GIB  # one quota over everything in storage_dir
     prefetch_policy: str = "wait_complete"  # one of policy.PREFETCH
     prefetch_min_tokens: int = 256  # a shorter part of a prompt is not read from storage
+    prefetch_seconds: float = 1.0  # --prefetch-timeout-base: that timeout waits at most, ...
+    prefetch_seconds_per_1k: float = 0.25  # ... and so much more per 1,000 tokens
+    prefetch_share: float = 0.5  # of host memory that prefetches may hold
     recompute: str = "auto"  # one of policy.RECOMPUTE
     write_policy: str = "write_through"  # one of policy.WRITE
     write_hits: int = 2  # of a page, until write_through_selective takes it down
+    write_ahead: float = 0.02  # of the device pool: what write_back keeps free
     eviction: str = "lru"  # a name in policy.EVICTION
     missing: str = "strict"  # "strict", "lenient"; "stale" is a measuring control, never safe
     chunked_prefill_size: int = 512  # tokens of prefill per step

@@ -115,15 +115,13 @@ class FileStore:
         bodies = self._views(keys, out)
         hits = [False] * len(keys)
         with self._entered():
-            places = self._recall(keys)
-            order = sorted(range(len(keys)), key=lambda i: keys[i].group)
-            found = [(i, Record(keys[i], place, bodies[i])) for i in order if (place := places[i])]
-            failures = load([record for _, record in found], self._slab, self._helper)
-            for (i, _), failure in zip(found, failures, strict=True):
-                hits[i] = failure is None
-            if any(failures):
-                pairs = zip(found, failures, strict=True)
-                self._take_back({r.key: (r.place, why) for (_, r), why in pairs if why})
+            self._fill(keys, bodies, [self._probed.pop(key, None) for key in keys], hits)
+            if left := [i for i, hit in enumerate(hits) if not hit]:
+                places: list[Place | None] = [None] * len(keys)
+                for i, place in zip(left, self._find([keys[i] for i in left]), strict=True):
+                    places[i] = place
+                if bad := self._fill(keys, bodies, places, hits):
+                    self._take_back(bad)
         return hits
 
     def write(self, keys: Sequence[Key], records: Sequence[memoryview]) -> list[bool]:
@@ -134,8 +132,6 @@ class FileStore:
         """
         bodies = dict(zip(keys, self._views(keys, records), strict=True))
         with self._entered():
-            for key in keys:
-                self._probed.pop(key, None)  # it may be elsewhere now
             grant = self._allocate(self._known(keys))
             landed, abandoned = self._put(grant.claims, bodies)  # bytes first, then the promise
             present = grant.present | self._publish(landed, abandoned)
@@ -151,6 +147,8 @@ class FileStore:
         """Forget these records and give their bytes back to the file system."""
         with self._entered():
             known = self._known(keys)
+            for key in known:
+                self._probed.pop(key, None)
             self._catalog.ask(lambda index: index.delete(known, self._catalog.punch))
 
     def close(self) -> None:
@@ -211,14 +209,24 @@ class FileStore:
         found = self._catalog.ask(lambda index: index.find(known)) or {}
         return [found.get(key) for key in keys]
 
-    def _recall(self, keys: Sequence[Key]) -> list[Place | None]:
-        """As `_find`, which need not be asked for what was just probed."""
-        places = [self._probed.pop(key, None) for key in keys]
-        if None in places:
-            unknown = [key for key, place in zip(keys, places, strict=True) if not place]
-            found = dict(zip(unknown, self._find(unknown), strict=True))
-            places = [place or found[key] for key, place in zip(keys, places, strict=True)]
-        return places
+    def _fill(
+        self,
+        keys: Sequence[Key],
+        bodies: Sequence[memoryview],
+        places: Sequence[Place | None],
+        hits: list[bool],
+    ) -> dict[Key, tuple[Place, str]]:
+        """Read what should be in these places, and mark what was; where and why the rest failed."""
+        order = sorted(range(len(keys)), key=lambda i: keys[i].group)
+        found = [(i, Record(keys[i], place, bodies[i])) for i in order if (place := places[i])]
+        failures = load([record for _, record in found], self._slab, self._helper)
+        bad = {}
+        for (i, record), failure in zip(found, failures, strict=True):
+            if failure is None:
+                hits[i] = True
+            else:
+                bad[record.key] = record.place, failure
+        return bad
 
     def _views(self, keys: Sequence[Key], buffers: Sequence[memoryview]) -> list[memoryview]:
         """The buffers as bytes, of the right lengths."""
