@@ -17,7 +17,7 @@ from ..media.base import Copy
 from ..media.device import open_device
 from ..media.memory import Memory
 from ..schema import Component, Group, Identity, Schema
-from .measure import Row, Tell, interleaved, one_thread, row
+from .measure import Row, Samples, Step, Tell, one_thread
 
 _ROW = (64, 8, 128)
 _SCHEMA = Schema(
@@ -29,10 +29,13 @@ _SCHEMA = Schema(
     ),
 )
 _PAGE = sum(group.page_bytes for group in _SCHEMA.groups)
+_PIECE = _SCHEMA.groups[0].components[0].layer_bytes
+_OURS, _PEER = "kvkeep", "one contiguous copy_"
 
 
 def measure(mib: int, repeats: int, progress: Tell) -> list[Row]:
-    """Medians of each layout, backend and direction.
+    """Each layout, backend and direction; names say how many bytes lie in one piece: those of a
+    component, layer and page.
 
     Both sides take turns, with one of PyTorch's threads. The kernel runs on CUDA only.
 
@@ -43,7 +46,7 @@ def measure(mib: int, repeats: int, progress: Tell) -> list[Row]:
     """
     device = "cuda" if torch.cuda.is_available() else "cpu"
     pages = -(-(mib << 20) // _PAGE)
-    rows = []
+    samples = Samples()
     with one_thread():
         one_piece = _contiguous(pages * _PAGE, device)
         for layout in ("page_first", "layer_first"):
@@ -51,12 +54,13 @@ def measure(mib: int, repeats: int, progress: Tell) -> list[Row]:
                 progress(f"copies of {layout} pages, {backend}")
                 memory = Memory(_SCHEMA, [2 * pages] * 2, [2 * pages] * 2, device, layout, backend)
                 _fill(memory)
+                copies = _scattered(pages)
                 for name, copy in (("save", memory.save), ("load", memory.load)):
-                    both = partial(copy, _scattered(pages)), one_piece[name]
-                    ours, theirs = (1e3 * taken for taken in interleaved(both, repeats))
-                    label = f"{name} {pages * _PAGE >> 20} MiB, {layout}, {backend}"
-                    rows.append(row(label, ours, "ms", "one contiguous copy_", theirs))
-    return rows
+                    sides: dict[str, Step] = {_OURS: partial(copy, copies), _PEER: one_piece[name]}
+                    for _ in range(repeats):
+                        for side, step in sides.items():
+                            samples.time(side, f"{name}, {layout}, {backend}", step)
+    return samples.rows(f"{pages * _PAGE >> 20} MiB of {_PIECE >> 10} KiB:", _OURS, [_PEER])
 
 
 def _contiguous(size: int, device: str) -> dict[str, Callable[[], object]]:
