@@ -60,6 +60,24 @@ def test_what_came_while_a_request_was_in_line_is_used(
         assert rig.answers[second].cached["storage"] == 192
 
 
+def test_a_request_whose_pages_are_lost_begins_anew(tiny: Pair) -> None:
+    with Rig(tiny) as rig:
+        alone = rig.ask(prompt(100), 40).tokens
+        for others in (0, 2):
+            names = [rig.send(prompt(100), 40)] + [
+                rig.send(prompt(50, i), 40) for i in range(others)
+            ]
+            for turn in rig.turns():
+                if turn == 4:
+                    lease = rig.engine.scheduler.running[0].lease
+                    assert lease is not None
+                    rig.engine.cache.release(lease)
+            assert rig.answers[names[0]].tokens == alone
+            assert rig.answers[names[0]].finished.usage.preemptions == 1
+            assert not any(rig.answers[name].finished.usage.preemptions for name in names[1:])
+        rig.check_idle()
+
+
 def test_whatever_fits_alone_is_served(tiny: Pair) -> None:
     """Prompt and new tokens as many as the whole pool takes, among others of all sizes."""
     for draft in (True, False):

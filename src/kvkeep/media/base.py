@@ -11,7 +11,8 @@ LAYOUTS = ("page_first", "layer_first", "page_first_direct")
 """Of host arenas; the last is SGLang's name of the first where a copy engine moves it."""
 
 BACKENDS = ("direct", "kernel")
-"""What moves bytes between device and host: plain copies, or one kernel for all of a transfer."""
+"""What moves bytes between device and host: plain copies, or one kernel for all pages and groups of
+a transfer, launched for each layer of a load."""
 
 
 class Copy(NamedTuple):
