@@ -10,6 +10,7 @@ device still has in the end is lined up by :meth:`Backup.flush`.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,8 +33,15 @@ class Backup:
     """
 
     def __init__(
-        self, residency: Residency, transfers: Transfers, policy: Policy, counts: Counter[str]
+        self,
+        residency: Residency,
+        transfers: Transfers,
+        policy: Policy,
+        counts: Counter[str],
+        apply: Callable[[Ticket], None],
     ) -> None:
+        """``apply``: what to do with a ticket that came back; it never raises InvariantError."""
+        self._apply = apply
         self._residency, self._transfers, self._counts = residency, transfers, counts
         self._policy = policy
         self._exclusive = policy.write == "write_back"
@@ -120,7 +128,7 @@ class Backup:
                 ticket = Ticket(SAVE, [Move(group, down, source, slots)])
                 self._demotions.append(self._transfers.submit(ticket))
         for ticket in self._transfers.landed(SAVE):
-            self.saved(ticket)
+            self._apply(ticket)
 
     def _leaving(self, group: int) -> int:
         """Device slots that copies under way are about to free."""

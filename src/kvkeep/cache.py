@@ -6,7 +6,6 @@ and what the lanes report is applied in :meth:`Cache.tick`.
 
 from __future__ import annotations
 
-import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Collection
@@ -14,7 +13,7 @@ from collections.abc import Callable, Collection
 import numpy as np
 from numpy.typing import NDArray
 
-from .audit import Owned, check_owned, count_owned
+from .audit import Audit
 from .backup import Backup
 from .lease import Explanation, Lease, Prefetch, Share
 from .loading import Loader
@@ -51,8 +50,6 @@ from .transfer import (
     Transfers,
 )
 
-log = logging.getLogger(__name__)
-
 
 class Cache:
     """Three tiers of cached state under one radix tree.
@@ -87,14 +84,14 @@ class Cache:
         self._table, self._tree = self.residency.table, self.residency.tree
         self._device, self._host = self.residency.device, self.residency.host
         self._slots = DeviceSlots(self.residency, self.policy)
-        self._backup = Backup(self.residency, self.transfers, self.policy, self.counts)
-        self._recompute = Recompute(self.transfers, self.policy)
         both = self.residency, self.transfers
+        self._backup = Backup(*both, self.policy, self.counts, self._apply)
+        self._recompute = Recompute(self.transfers, self.policy)
         self._prefetcher = Prefetcher(*both, self._recompute, self.policy, self.counts)
         self._loader = Loader(
             *both, self._slots, self._backup, self._recompute, self.policy, self.counts
         )
-        self._apply: dict[str, Callable[[Ticket], None]] = {
+        self._appliers: dict[str, Callable[[Ticket], None]] = {
             LOAD: self._loader.loaded,
             SAVE: self._backup.saved,
             WRITE: self._backup.written,
@@ -103,6 +100,10 @@ class Cache:
             TOUCH: lambda _: None,
         }
         self._leases: dict[int, Lease] = {}
+        prefetches, pending = self._prefetcher.open, self.transfers.pending
+        self._audit = Audit(
+            self.residency, self._leases, prefetches, self._backup.held, pending, self.counts
+        )
         self._touches: list[Ticket] = []  # hits that storage is to hear of
         self._closed = False
 
@@ -260,14 +261,15 @@ class Cache:
         """Give everything back. Idempotent, also while it is being loaded."""
         if lease.released:
             return
-        lease.released = True
-        del self._leases[lease.serial]
-        for g, group in enumerate(self.schema.groups):
-            if group.name in lease.shares:
-                share = lease.shares[group.name]
-                self._slots.let_go(g, share, lease.path, 0)
-                self._device.free(g, share.working)
-        self.residency.unhold(lease.path)
+        path, shares = self._leases.pop(lease.serial).end()
+        try:
+            for g, group in enumerate(self.schema.groups):
+                if group.name in shares:
+                    self._slots.let_go(g, shares[group.name], path, 0)
+                    self._device.free(g, shares[group.name].working)
+            self.residency.unhold(path)
+        except InvariantError:
+            self._audit.broke(path)
 
     def observe_prefill(self, tokens: int, seconds: float) -> None:
         """The engine computed so many prompt tokens in so long, and nothing else meanwhile. What
@@ -277,33 +279,29 @@ class Cache:
     def tick(self) -> None:
         """Apply what the lanes report, start what waits. Call it once per step, and when idle."""
         for ticket in self.transfers.landed():
-            try:
-                self._apply[ticket.kind](ticket)
-            except InvariantError:
-                log.exception("bookkeeping is wrong; the pages of one transfer are dropped")
-                self._contain(ticket)
+            self._apply(ticket)
+        self._audit.mend()
         for ticket in self._touches:
             self.transfers.submit(ticket)
         self._touches.clear()
         self._prefetcher.advance()
         self._backup.advance()
 
-    def _contain(self, ticket: Ticket) -> None:
-        """Drop what a broken transfer touched, let nobody wait for it, and count holds and pins
-        anew from their owners."""
-        self.counts["invariant_errors_total"] += 1
-        for move in ticket.moves:
-            pages = move.pages[~self._table.dying[move.pages]]
-            self.residency.retire(pages)
-        for waiter in ticket.waiters:
-            if isinstance(waiter, Prefetch):
-                waiter.reads = [read for read in waiter.reads if read is not ticket]
-                waiter.done |= not waiter.reads
-            elif ticket.arrival in waiter.arriving:
-                waiter.arriving.remove(ticket.arrival)
-                if waiter.ready:
-                    self._loader.settle(waiter, ticket)
-        self.residency.recount(*self._owned()[:2])
+    def _apply(self, ticket: Ticket) -> None:
+        """What came back takes effect. If it cannot, its pages are dropped and nobody waits for
+        it: a lease that did, and may have begun on it, is released."""
+        try:
+            self._appliers[ticket.kind](ticket)
+        except InvariantError:
+            self._audit.broke(*(move.pages for move in ticket.moves))
+            for waiter in ticket.waiters:
+                if isinstance(waiter, Prefetch):
+                    waiter.reads = [read for read in waiter.reads if read is not ticket]
+                    waiter.done |= not waiter.reads
+                else:
+                    waiter.arriving = [one for one in waiter.arriving if one is not ticket.arrival]
+                    if not waiter.released:
+                        self._leases.pop(waiter.serial).end()
 
     # --- small things
 
@@ -417,13 +415,4 @@ class Cache:
         """Raise InvariantError unless every owner is sound, and every hold, pin and private slot
         has one."""
         self.residency.check()
-        check_owned(self.residency, *self._owned())
-
-    def _owned(self) -> Owned:
-        return count_owned(
-            self.residency,
-            self._leases.values(),
-            self._prefetcher.open.values(),
-            self._backup.held(),
-            self.transfers.pending,
-        )
+        self._audit.check()

@@ -99,6 +99,14 @@ class Lease:
         a snapshot of running state can be taken there; None: no more."""
         return next((cut for cut in self.cuts if cut > position), None)
 
+    def end(self) -> tuple[Ids, dict[str, Share]]:
+        """It has no pages and no slots from now on. Returns what it had, still to be let go."""
+        had = self.path, self.shares
+        self.released, self.path = True, NO_IDS
+        self.shares = {name: Share(NO_SLOTS, np.zeros(0, dtype=bool)) for name in self.shares}
+        self.coming.clear()
+        return had
+
     def valid_from(self, group: str) -> int:
         """First page of ``group`` that may be read; more than 0 only under ``lenient``."""
         return self.shares[group].valid_from

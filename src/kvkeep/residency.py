@@ -17,6 +17,7 @@ from .pages import ABSENT, DEVICE, HOST, LIVE, NO_SLOT, ZERO, PageTable
 from .policy import Order
 from .schema import (
     NO_IDS,
+    NO_SLOTS,
     ConfigError,
     Ids,
     InvariantError,
@@ -184,20 +185,35 @@ class Residency:
                     tier.drop(group, ids[at[over[at] | tier.idle(group, ids[at])]])
         table.recycle(ids[over])
 
-    def recount(self, holds: NDArray[np.int32], pins: NDArray[np.int32]) -> None:
-        """Believe these counts, after bookkeeping went wrong, and recycle what nobody holds."""
+    def recount(
+        self,
+        holds: NDArray[np.int32],
+        pins: NDArray[np.int32],
+        private: Sequence[Slots],
+        broken: Ids,
+    ) -> None:
+        """Believe these counts, after bookkeeping went wrong: what nobody has is free.
+
+        Args:
+            private: device slots, by group.
+            broken: pages to retire; those that are in the tree no more may be among them.
+        """
         self.table.holds[:], self.table.pins[:] = holds, pins
-        for tier in (self.device, self.host):
-            tier.recount()
+        self.device.recount(private)
+        self.host.recount([NO_SLOTS] * len(private))
+        self.retire(np.intersect1d(broken, self._inside()))
         self._reap(np.flatnonzero(self.table.dying))
+
+    def _inside(self) -> Ids:
+        """All pages of the tree."""
+        return np.concatenate([NO_IDS, *(node.ids for _, node in self.tree.walk())])
 
     def check(self) -> None:
         """Raise InvariantError unless every owner is sound and they agree with each other."""
         table = self.table
         for owner in (table, self.tree, self.device, self.host):
             owner.check()
-        inside = [node.ids for _, node in self.tree.walk()]
-        ids = np.concatenate([NO_IDS, *inside])
+        ids = self._inside()
         if len(ids) + np.count_nonzero(table.dying) != len(table):
             raise InvariantError("a page is neither in the tree nor dying")
         if table.dying[ids].any() or (table.dying & (table.holds == 0)).any():

@@ -187,8 +187,13 @@ class Tier:
         if count(self.table.state[self.index, group][pages] != STATES[state]):
             raise InvariantError(f"a {self.name} row is not {state.name} where it must be")
 
-    def recount(self) -> None:
-        """Pins were set anew."""
+    def recount(self, private: Sequence[Slots]) -> None:
+        """Pins were set anew. Of private slots, by group, only these have an owner."""
+        for owner, free, slots in zip(self._owner, self._free, private, strict=True):
+            lost = owner == _PRIVATE
+            lost[slots] = False
+            owner[lost] = _FREE
+            free.give(np.flatnonzero(lost))
         self._busy = [self._count_busy(group) for group in range(len(self.capacity))]
 
     def _count_busy(self, group: int) -> int:

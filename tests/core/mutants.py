@@ -205,9 +205,8 @@ MUTANTS = [
         "holds are given back twice",
         "a page is recycled under whoever else holds it",
         "cache.py",
-        "share.working)\n        self.residency.unhold(lease.path)\n",
-        "share.working)\n        self.residency.unhold(lease.path)\n"
-        "        self.residency.unhold(lease.path)\n",
+        "            self.residency.unhold(path)\n",
+        "            self.residency.unhold(path)\n            self.residency.unhold(path)\n",
     ),
     Mutant(
         "loading does not pin its source",
@@ -236,14 +235,14 @@ MUTANTS = [
         "working slots leak",
         "the device is full of running states that nobody runs",
         "cache.py",
-        "                self._device.free(g, share.working)\n",
+        "                    self._device.free(g, shares[group.name].working)\n",
         "",
     ),
     Mutant(
         "a count forgets the waiting lines",
         "what waits to be saved is recycled after a mishap elsewhere",
         "audit.py",
-        "    for pages in lines:\n        holds[pages] += 1\n",
+        "        for pages in self._lines():\n            holds[pages] += 1\n",
         "",
     ),
     Mutant(
@@ -253,6 +252,47 @@ MUTANTS = [
         "table.slot[tier.index, group][ids] != NO_SLOT",
         "table.state[tier.index, group][ids] != 0",
         killer="test_cache.py: broken_bookkeeping and load",
+    ),
+    Mutant(
+        "who waited for a broken load goes on",
+        "it says that it is ready, over slots that nobody filled",
+        "cache.py",
+        "                    if not waiter.released:\n"
+        "                        self._leases.pop(waiter.serial).end()\n",
+        "",
+        killer="test_cache.py: broke_reads_nothing",
+    ),
+    Mutant(
+        "a broken release is raised",
+        "what it had not given back yet has no owner",
+        "cache.py",
+        "            self.residency.unhold(path)\n        except InvariantError:\n",
+        "            self.residency.unhold(path)\n        except ArithmeticError:\n",
+        killer="test_cache.py: release_that_breaks",
+    ),
+    Mutant(
+        "a copy is applied unguarded while room is made",
+        "its damage ends the request that asked for room, and nobody counts anew",
+        "backup.py",
+        "            self._apply(ticket)\n",
+        "            self.saved(ticket)\n",
+        killer="test_cache.py: breaks_while_room",
+    ),
+    Mutant(
+        "what is private to nobody stays private",
+        "each containment leaks the slots of the leases that it cost",
+        "tier.py",
+        "            free.give(np.flatnonzero(lost))\n",
+        "            owner[lost] = _PRIVATE\n",
+        killer="test_cache.py: broke_reads_nothing",
+    ),
+    Mutant(
+        "a lease of a page that moved goes on",
+        "it reads what somebody else wrote",
+        "audit.py",
+        "            self._leases.pop(lease.serial).end()\n",
+        "            pass\n",
+        killer="test_cache.py: page_has_moved",
     ),
     # --- commit
     Mutant(

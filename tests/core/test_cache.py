@@ -894,6 +894,105 @@ def test_who_waits_for_two_loads_is_ready_when_one_of_them_broke(together: bool)
     w.cache.check()
 
 
+@pytest.mark.parametrize("begun", [False, True])
+@pytest.mark.parametrize(
+    ("spoil", "fault"),
+    [
+        (lambda w, page: w.table.holds.__setitem__(page, 0), ""),
+        (lambda w, page: w.table.holds.__setitem__(page, 0), "raise"),
+        (lambda w, page: w.table.pins.__setitem__((1, 1, page), 0), ""),
+        (lambda w, page: w.table.pins.__setitem__((1, 1, page), 0), "raise"),
+        (lambda w, page: w.table.pins.__setitem__((0, 0, page), 0), "raise"),
+    ],
+    ids=["holds", "holds, nothing landed", "source", "source, nothing landed", "pins"],
+)
+def test_who_waits_for_what_broke_reads_nothing(spoil, fault: str, begun: bool) -> None:
+    """It may have begun on what is lost: the lease is gone, and the request asks again."""
+    w = world()
+    serve(w, A)
+    w.evict(0, 1, 16)
+    request = w.arrive(A, ask=False)
+    assert w.admit(request)
+    lease = request.lease
+    spoil(w, w.tree()["", tuple(A[:6])])
+    w.step("load", fault=fault)
+    if begun:
+        w.cache.grow(lease, 7)
+    w.tick()
+    assert w.cache.counts["invariant_errors_total"] == 1
+    assert lease.ready
+    assert lease.released
+    assert not w.cache.grow(lease, 8)
+    assert lease.pages == len(lease.slots("full")) == len(lease.slots("draft")) == 0
+    w.cache.check()
+    assert w.table.holds.sum() == w.table.pins.sum() == 0
+    w.release(request)
+    serve_again(w)
+
+
+def serve_again(w: World) -> None:
+    """After damage nothing is left behind, and requests are served."""
+    w.settle()
+    w.cache.check()
+    w.cache.evict("device")
+    assert [w.cache.residency.device.free_slots(g) for g in w.groups] == w.device
+    request = w.arrive([8] * 7, ask=False)
+    assert w.cache.admit(request.array, chunk=7)
+
+
+@pytest.mark.parametrize("column", ["holds", "pins"])
+def test_a_release_that_breaks_leaks_nothing(column: str, caplog) -> None:
+    w = world()
+    serve(w, A)
+    request, other = lease_of(w, A), lease_of(w, A[:3])
+    w.run(request, 1)
+    page = request.lease.path[2]
+    getattr(w.table, column)[..., page] = 0
+    w.cache.release(request.lease)
+    assert "bookkeeping is wrong" in caplog.text
+    w.tick()
+    w.cache.check()
+    assert other.lease.slots("full")[0] >= 0
+    w.cache.release(other.lease)
+    assert w.table.holds.sum() == w.table.pins.sum() == 0
+    serve_again(w)
+
+
+def test_a_lease_whose_page_has_moved_is_lost() -> None:
+    """What it reads is somebody else's: found when anything else breaks."""
+    w = world()
+    serve(w, A)
+    victim, request = lease_of(w, A), lease_of(w, [7] * 5)
+    w.run(request, 5)
+    w.table.slot[0, 0, victim.lease.path[0]] = 15
+    w.table.holds[request.lease.path[1]] = 0
+    w.cache.release(request.lease)
+    w.tick()
+    assert victim.lease.released
+    assert not w.cache.grow(victim.lease, 8)
+
+
+def test_a_copy_that_breaks_while_room_is_made_is_contained() -> None:
+    """Under write-back it is applied in the middle of an admission, and mended after it."""
+    w = world(device=4)
+    w.lanes.clear()
+    back = Policy(write="write_back", write_ahead=0.0, prefetch_min_tokens=0)
+    w.cache = Cache(TWO, [4, 4], [16, 16], w.store, back, w.media, w._lane)
+    w.table = w.cache.residency.table
+    request = lease_of(w, A)
+    w.run(request, 7)
+    w.release(request)
+    other = w.arrive([9] * 3, ask=False)
+    assert w.cache.admit(other.array, chunk=3) is None
+    w.step("save", 0, 99)
+    w.table.pins[0, :, w.tree()["", tuple(A[:6])]] = 0
+    assert w.cache.admit(other.array, chunk=3) is None
+    assert w.cache.counts["invariant_errors_total"] > 0
+    w.tick()
+    w.cache.check()
+    assert w.cache.admit(other.array, chunk=3)
+
+
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
@@ -925,7 +1024,7 @@ def test_check_sees_damage(spoil, message: str) -> None:
 def _strip(w: World, lease) -> None:
     """Take a page's slots away, and leave it in the tree."""
     w.table.pins[0, 0, lease.path[-1]] = 0
-    w.cache.residency.device.recount()
+    w.cache.residency.device.recount(w.cache._audit.count().private)
     w.cache.residency.device.drop(0, lease.path[-1:])
 
 
