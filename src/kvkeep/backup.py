@@ -236,6 +236,7 @@ class Backup:
         residency = self._residency
         for move in ticket.moves:
             self._writing[move.group] -= len(move.pages)
+        for move in ticket.moves:
             residency.host.unpin(move.group, move.pages)
             landed = move.pages[move.landed]
             residency.table.stored[move.group, landed] = True

@@ -132,7 +132,10 @@ class Cache:
 
     def cancel(self, prefetch: Prefetch) -> None:
         """The request is gone. Idempotent; what is being read arrives for others."""
-        self._prefetcher.close(prefetch)
+        try:
+            self._prefetcher.close(prefetch)
+        except InvariantError:
+            self._audit.broke(prefetch.path)
 
     def admit(
         self,
@@ -173,7 +176,13 @@ class Cache:
             lease.cuts = [n * self.schema.page_tokens for n in ends if n > pages]
             lease.lasting = frozenset(lease.cuts)
         self._slots.plan_snapshots(lease, pages, pages + fresh)
-        moves = self._slots.place(lease, [has[:pages] for has in present], fresh)
+        try:
+            moves = self._slots.place(lease, [has[:pages] for has in present], fresh)
+            if moves is not None:
+                self._loader.begin(lease, moves, prefetch.fetched if prefetch else NO_IDS)
+        except InvariantError:
+            moves = None
+            self._audit.broke(path)
         if moves is None:
             self.release(lease)
             return None
@@ -181,10 +190,9 @@ class Cache:
             self.residency.stamp(path)
             self._count_hit(path)
             self._touch_storage(path)
-        self._loader.begin(lease, moves, prefetch.fetched if prefetch else NO_IDS)
         self.counts["lenient_hits_total"] += any(not s.whole for s in lease.shares.values())
         if prefetch:
-            self._prefetcher.close(prefetch)
+            self.cancel(prefetch)
         return lease
 
     def fits(self, tokens: NDArray[np.int32], namespace: str, total: int, chunk: int) -> bool:

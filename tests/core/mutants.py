@@ -94,8 +94,8 @@ MUTANTS = [
         "release frees what a ticket fills",
         "the lane writes into somebody else's slot",
         "cache.py",
-        "        lease.released = True\n",
-        "        lease.released = True\n"
+        "        path, shares = self._leases.pop(lease.serial).end()\n",
+        "        path, shares = self._leases.pop(lease.serial).end()\n"
         "        for ticket in self.transfers.pending:\n"
         "            for move in ticket.moves if ticket.kind == LOAD else []:\n"
         "                self._device.drop(move.group, move.pages)\n",

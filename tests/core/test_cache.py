@@ -958,6 +958,41 @@ def test_a_release_that_breaks_leaks_nothing(column: str, caplog) -> None:
     serve_again(w)
 
 
+def test_a_cancel_that_breaks_leaks_nothing() -> None:
+    w = world()
+    serve(w, A)
+    w.restart()
+    request = w.arrive(A)
+    w.settle()
+    w.table.pins[1, 1, w.tree()["", (1, 1)]] = 0
+    w.cache.cancel(request.prefetch)
+    w.tick()
+    w.cache.check()
+    assert w.table.holds.sum() == w.table.pins.sum() == 0
+
+
+def test_an_admission_that_breaks_is_refused_and_leaks_nothing() -> None:
+    """Half of it was done: what it had pinned and reserved is free again."""
+    w = world()
+    serve(w, A)
+    w.empty(0)
+    adopt = w.cache.residency.device.adopt
+
+    def broken(group: int, *rest) -> None:
+        if group:
+            raise InvariantError("planted")
+        adopt(group, *rest)
+
+    w.cache.residency.device.adopt = broken
+    request = w.arrive(A, ask=False)
+    assert w.cache.admit(request.array, chunk=7) is None
+    w.cache.residency.device.adopt = adopt
+    w.tick()
+    w.cache.check()
+    assert w.table.holds.sum() == w.table.pins.sum() == 0
+    serve_again(w)
+
+
 def test_a_lease_whose_page_has_moved_is_lost() -> None:
     """What it reads is somebody else's: found when anything else breaks."""
     w = world()
