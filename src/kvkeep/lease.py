@@ -62,7 +62,7 @@ class Lease:
     explanation: Explanation = field(default_factory=Explanation)
     priority: int = 0  # of its pages, where eviction is by priority
     detached: bool = False  # its path left the tree: what it computes stays private
-    released: bool = False
+    released: bool = False  # given back, or lost with pages that broke: to be admitted again
     serial: int = field(default_factory=_serial.__next__)
 
     def __post_init__(self) -> None:
