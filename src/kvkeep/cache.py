@@ -158,6 +158,7 @@ class Cache:
             priority: 0 to 255; pages of the lowest go first where eviction is by priority.
         """
         self._check_open()
+        self._audit.mend()
         path = self._tree.match(namespace, self._raw(tokens))
         present = self.residency.present(path)
         usable = self.schema.usable(present, self.policy.strict)
