@@ -131,10 +131,10 @@ class Prefetcher:
             return
         prefetch.closed = prefetch.done = True
         del self.open[prefetch.serial]
-        for group, pages in prefetch.pinned:
-            self._residency.host.unpin(group, pages)
         for group, count in enumerate(prefetch.claims):
             self._claimed[group] -= count
+        for group, pages in prefetch.pinned:
+            self._residency.host.unpin(group, pages)
         self._residency.unhold(prefetch.path)
 
     def _start(self, prefetch: Prefetch) -> None:

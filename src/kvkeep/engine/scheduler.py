@@ -135,12 +135,12 @@ class Scheduler:
     def _grow(self, seq: Sequence, chunk: int) -> bool:
         """Slots for the next step of ``seq``, at the cost of the youngest if need be."""
         assert seq.lease is not None
-        if seq.lease.released:  # the cache lost its pages
-            self._preempt(seq)
-            return False
         end = seq.computed + chunk
         ahead = self._lookahead if end == seq.length else 1
         while not self._cache.grow(seq.lease, end + ahead):
+            if seq.lease.released:  # the cache lost its pages
+                self._preempt(seq)
+                return False
             youngest = self.running[-1]
             if self._cache.making_room or (youngest is seq and len(self.running) == 1):
                 return False  # slots come free when transfers under way have landed
