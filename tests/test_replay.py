@@ -6,6 +6,7 @@ import json
 import lzma
 import random
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ import kvkeep.tier
 from kvkeep import cli
 from kvkeep.policy import EVICTION, Policy
 from kvkeep.schema import ConfigError
-from kvkeep.sim import plot
+from kvkeep.sim import plot, run
 from kvkeep.sim.plan import Plan, read_plan
 from kvkeep.sim.replay import Capacity, Result, replay
 from kvkeep.sim.traces import Trace, read_trace
@@ -237,7 +238,34 @@ def test_a_plan_is_in_gib_and_tokens(tmp_path: Path) -> None:
     out = tmp_path / "figures.json"
     flags = ["--model", target, "--gib", 312.5, 0, 0, "--json", out]
     assert f"saved {597 * 512:,} of {12_833 * 512:,} prefill tokens" in command(SYNTHETIC, *flags)
-    assert json.loads(out.read_text())["plan"] == {"page_tokens": 512, "page_bytes": page}
+    assert json.loads(out.read_text())["plan"] == {
+        "page_tokens": 512,
+        "page_bytes": page,
+        "prompt_tokens": 12_833 * 512,
+        "saved_tokens": 597 * 512,
+        "moved_bytes": {"save": 0, "load": 0, "write": 0, "read": 0},
+    }
+    flags[2:6] = ["--device-pages", 1000, "--host-pages", 4000]
+    shown = command(SYNTHETIC, *flags, "--write-policy", "write_back")
+    assert "moved, in GiB: save 730.5, load 28.2" in shown
+    moved = {"save": 11_688 * page, "load": 452 * page, "write": 0, "read": 0}
+    assert json.loads(out.read_text())["plan"]["moved_bytes"] == moved
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--model CONFIG --gib 1 0 0 --device-pages 9", "leave out --gib or --.-pages"),
+        ("--model CONFIG --gib 1 0 0 --host-pages 0", "leave out --gib or --.-pages"),
+        ("--gib 1 0 0 --storage-pages 9", "leave out --gib or --.-pages"),
+        ("--gib 1 0 0", "--gib wants --model CONFIG"),
+        ("--model CONFIG --gib 1 -1 0", "a tier cannot have -1 GiB"),
+    ],
+)
+def test_sizes_are_in_pages_or_in_gib(flags: str, message: str) -> None:
+    config = Path(__file__).parent.parent / "docs" / "configs" / "llama-3.1-8b.json"
+    with pytest.raises(ConfigError, match=message):
+        command(SYNTHETIC, *flags.replace("CONFIG", str(config)).split())
 
 
 @pytest.mark.parametrize(
@@ -299,4 +327,18 @@ def test_a_plot_has_a_line_per_order(tmp_path: Path) -> None:
     drawn = (tmp_path / "plot.svg").read_text()
     assert drawn.startswith("<?xml")
     with pytest.raises(ConfigError, match="cannot write the plot"):
-        plot.draw(tmp_path / "plot.docx", [plot.Line("lru", [1, 2], [0.1, 0.2])])
+        plot.draw(tmp_path / "plot.docx", [plot.Line("lru", [1, 2], [0.1, 0.2])], "pages")
+
+
+def test_the_plot_of_a_plan_is_in_gib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("matplotlib")
+    drawn: list[tuple[Sequence[plot.Line], str]] = []
+    monkeypatch.setattr(run, "draw", lambda _, lines, unit: drawn.append((lines, unit)))
+    config = Path(__file__).parent.parent / "docs" / "configs" / "llama-3.1-8b.json"
+    trace = write(tmp_path / "t.jsonl", [[1, 2, 3, 4], [1, 2, 3, 4]])
+    for flags in ([], ["--model", config]):  # 512 tokens are 64 MiB
+        command(trace, "--plot", tmp_path / "plot.svg", *flags)
+    (pages, in_pages), (gib, in_gib) = drawn
+    assert (in_pages, in_gib) == ("pages", "GiB")
+    assert pages[0] == plot.Line("lru", [1, 2, 4], [1 / 8, 2 / 8, 4 / 8])
+    assert gib[0] == plot.Line("lru", [1 / 16, 2 / 16, 4 / 16], pages[0].ratios)

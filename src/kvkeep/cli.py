@@ -289,10 +289,15 @@ def replay(
         list[Path], typer.Argument(metavar="TRACE...", help="Traces: .jsonl, .jsonl.xz.")
     ],
     device_pages: Annotated[
-        str, typer.Option(help="Pages that the device holds; inf: all there are.", metavar="N|inf")
-    ] = "inf",
-    host_pages: Annotated[int, typer.Option(help="Pages that the host holds.", min=0)] = 0,
-    storage_pages: Annotated[int, typer.Option(help="Pages that storage holds.", min=0)] = 0,
+        str | None,
+        typer.Option(help="Pages that the device holds; inf, the default: all.", metavar="N|inf"),
+    ] = None,
+    host_pages: Annotated[
+        int | None, typer.Option(help="Pages that the host holds. Default: none.", min=0)
+    ] = None,
+    storage_pages: Annotated[
+        int | None, typer.Option(help="Pages that storage holds. Default: none.", min=0)
+    ] = None,
     write_policy: Annotated[
         str, typer.Option(help="write_through, write_through_selective or write_back.")
     ] = "write_through",
@@ -308,18 +313,18 @@ def replay(
     model: Annotated[
         list[Path] | None,
         typer.Option(
-            help="Plan for this model, a config.json: sizes are in GiB, answers in prefill tokens."
-            " Once more for its EAGLE-3 draft.",
+            help="Plan for this model, a config.json: answers are in prefill tokens, too, and sizes"
+            " may be in GiB. Once more for its EAGLE-3 draft.",
             metavar="CONFIG",
         ),
     ] = None,
     gib: Annotated[
-        tuple[float, float, float],
+        tuple[float, float, float] | None,
         typer.Option(
             help="With --model: sizes of the tiers, in place of --*-pages.",
             metavar="DEVICE HOST STORAGE",
         ),
-    ] = (80.0, 0.0, 0.0),
+    ] = None,
     block_tokens: Annotated[
         int, typer.Option(help="With --model: tokens of a block of the trace.", min=1)
     ] = 512,
@@ -332,13 +337,18 @@ def replay(
     To plan capacity: kvkeep replay TRACE --model config.json --gib 40 200 2000
     """
     from .policy import Policy, eviction_order
+    from .schema import ConfigError
     from .sim.plan import read_plan
     from .sim.replay import Capacity
     from .sim.run import run
 
     plan = read_plan(model, block_tokens, kv_cache_dtype) if model else None
-    capacity = Capacity(pages(device_pages), host_pages, storage_pages)
-    if plan:
+    capacity = Capacity(pages(device_pages or "inf"), host_pages or 0, storage_pages or 0)
+    if gib:
+        if (device_pages, host_pages, storage_pages) != (None, None, None):
+            raise ConfigError("sizes are in pages or in GiB: leave out --gib or --*-pages")
+        if not plan:
+            raise ConfigError("--gib wants --model CONFIG, which tells how large a page is")
         capacity = Capacity(*map(plan.pages, gib))
     policy = Policy(eviction_order(eviction), write=write_policy)
     run(traces, capacity, policy, together, json, plot, plan)

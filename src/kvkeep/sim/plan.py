@@ -10,8 +10,18 @@ import msgspec
 
 from ..models.state_sizes import state_groups
 from ..schema import ConfigError
+from .replay import Result
 
 GIB = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """What a replay tells of a deployment."""
+
+    prompt_tokens: int
+    saved_tokens: int  # of these, not to be computed
+    moved_bytes: dict[str, int]  # by lane
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +32,22 @@ class Plan:
     page_bytes: int  # of all groups that a hit needs every page of
 
     def pages(self, gib: float) -> int:
-        """Whole pages that fit."""
+        """Whole pages that fit; ConfigError if ``gib`` is negative."""
+        if gib < 0:
+            raise ConfigError(f"a tier cannot have {gib:g} GiB")
         return int(gib * GIB) // self.page_bytes
+
+    def gib(self, pages: int) -> float:
+        """What so many pages take."""
+        return pages * self.page_bytes / GIB
+
+    def answers(self, result: Result) -> Answers:
+        """The figures of a replay, in tokens and bytes."""
+        return Answers(
+            result.pages * self.page_tokens,
+            result.hits["total"] * self.page_tokens,
+            {lane: count * self.page_bytes for lane, count in result.moved.items()},
+        )
 
 
 def read_plan(configs: Sequence[Path], page_tokens: int, kv_dtype: str) -> Plan:

@@ -13,18 +13,19 @@ class Line(NamedTuple):
     """One replayed policy."""
 
     label: str
-    capacities: Sequence[int]  # device pages
+    capacities: Sequence[float]  # of the device
     ratios: Sequence[float]  # hits per page, at each
 
 
-def draw(file: Path, lines: Sequence[Line]) -> None:
-    """Hit ratio against capacity; raises as :func:`~kvkeep.chart.chart`."""
+def draw(file: Path, lines: Sequence[Line], unit: str) -> None:
+    """Hit ratio against capacity in ``unit``; raises as :func:`~kvkeep.chart.chart`."""
     with chart(file) as axes:
         for line in lines:
             axes.plot(line.capacities, line.ratios, marker="o", markersize=4, label=line.label)
         axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_formatter(lambda size, _: f"{size:,.10g}")
         axes.set_ylim(bottom=0)
         axes.yaxis.set_major_formatter(lambda ratio, _: f"{ratio:.0%}")
-        axes.set_xlabel("device capacity (pages)")
+        axes.set_xlabel(f"device capacity ({unit})")
         axes.set_ylabel("pages hit")
         axes.legend(frameon=False)

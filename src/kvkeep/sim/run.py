@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -15,7 +15,7 @@ from rich.table import Table
 
 from ..chart import need_matplotlib
 from ..policy import EVICTION, Policy, priority
-from .plan import GIB, Plan
+from .plan import GIB, Answers, Plan
 from .plot import Line, draw
 from .replay import TIERS, Capacity, Result, replay
 from .traces import Trace, read_trace
@@ -37,7 +37,7 @@ def run(
     Args:
         json: where the figures go: those of all files, and with several, "traces" by name.
         plot: where a chart goes of hits against device pages, a line per eviction order.
-        plan: what a page stands for, to tell in tokens and GiB, too.
+        plan: what a page stands for, to tell in tokens and GiB, too; the chart is in GiB then.
 
     Raises:
         ConfigError: a file cannot be read, or matplotlib is missing.
@@ -47,6 +47,7 @@ def run(
     traces = [read_trace(files)] if together else [read_trace([file]) for file in files]
     sweeps = [_sweep(trace, capacity, policy) if plot else {} for trace in traces]
     runs = [1 + sum(map(len, sweep.values())) for sweep in sweeps]
+    measure: Callable[[int], float] = plan.gib if plan else float
     with _progress() as progress:
         total = sum(len(trace) * count for trace, count in zip(traces, runs, strict=True))
         tell = functools.partial(progress.advance, progress.add_task("replaying", total=total))
@@ -54,25 +55,27 @@ def run(
         lines = [
             Line(
                 f"{trace.name}, {name}" if len(traces) > 1 else name,
-                [size.device or 0 for size, _ in sweep[name]],
+                [measure(size.device or 0) for size, _ in sweep[name]],
                 [replay(trace, size, policy, tell).ratio for size, policy in sweep[name]],
             )
             for trace, sweep in zip(traces, sweeps, strict=True)
             for name in sweep
         ]
     _show(traces, results, capacity)
-    if plan is not None:
-        _show_plan(functools.reduce(operator.add, results), plan)
+    everything = functools.reduce(operator.add, results)
+    answers = plan.answers(everything) if plan else None
+    if plan and answers:
+        _show_plan(plan, answers)
     if json is not None:
-        figures = dataclasses.asdict(functools.reduce(operator.add, results))
+        figures = dataclasses.asdict(everything)
         if len(traces) > 1:
             named = zip(traces, results, strict=True)
             figures["traces"] = {trace.name: dataclasses.asdict(result) for trace, result in named}
-        if plan is not None:
-            figures["plan"] = dataclasses.asdict(plan)
+        if plan and answers:
+            figures["plan"] = dataclasses.asdict(plan) | dataclasses.asdict(answers)
         json.write_bytes(msgspec.json.format(msgspec.json.encode(figures), indent=2) + b"\n")
     if plot is not None:
-        draw(plot, lines)
+        draw(plot, lines, "GiB" if plan else "pages")
 
 
 def _sweep(
@@ -111,12 +114,9 @@ def _show(traces: list[Trace], results: list[Result], capacity: Capacity) -> Non
     Console().print(table)
 
 
-def _show_plan(result: Result, plan: Plan) -> None:
+def _show_plan(plan: Plan, answers: Answers) -> None:
     """Print what hits save, and what moves for that."""
     console = Console()
-    prompt, saved = (n * plan.page_tokens for n in (result.pages, result.hits["total"]))
-    console.print(f"saved {saved:,} of {prompt:,} prefill tokens")
-    moved = [f"{lane} {n * plan.page_bytes / GIB:,.1f}" for lane, n in result.moved.items() if n]
-    console.print(
-        f"a page is {plan.page_bytes / GIB:.4f} GiB; moved, in GiB: {', '.join(moved) or 0}"
-    )
+    console.print(f"saved {answers.saved_tokens:,} of {answers.prompt_tokens:,} prefill tokens")
+    moved = [f"{lane} {size / GIB:,.1f}" for lane, size in answers.moved_bytes.items() if size]
+    console.print(f"a page is {plan.gib(1):.4f} GiB; moved, in GiB: {', '.join(moved) or 0}")
