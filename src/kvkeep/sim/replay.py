@@ -6,7 +6,7 @@ figures are exact and the same in every run: they depend on capacities and polic
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -104,7 +104,7 @@ class KeyStore:
         self.faults: Counter[str] = Counter()
         self.evicted = 0
         self._capacity = capacity
-        self._keys: dict[Key, None] = {}
+        self._keys: OrderedDict[Key, None] = OrderedDict()
 
     def probe(self, keys: Sequence[Key]) -> list[bool]:
         return [key in self._keys for key in keys]
@@ -114,18 +114,17 @@ class KeyStore:
 
     def write(self, keys: Sequence[Key], records: Sequence[memoryview]) -> list[bool]:
         for key in reversed(keys):  # ancestors last, as in touch
-            self._keys.pop(key, None)
             self._keys[key] = None
+            self._keys.move_to_end(key)
         while len(self._keys) > self._capacity:
-            del self._keys[next(iter(self._keys))]
+            self._keys.popitem(last=False)
             self.evicted += 1
         return self.probe(keys)
 
     def touch(self, keys: Sequence[Key]) -> None:
         for key in keys:
             if key in self._keys:
-                del self._keys[key]
-                self._keys[key] = None
+                self._keys.move_to_end(key)
 
     def delete(self, keys: Sequence[Key]) -> None:
         for key in keys:
@@ -179,15 +178,11 @@ def _serve(cache: Cache, blocks: Ids, priority: int) -> None:
         cache.tick()
     lease = cache.admit(tokens, prefetch=prefetch, priority=priority)
     assert lease is not None  # it is alone, and no longer than the device
-    _settle(cache)  # what is loaded lands
+    while not lease.ready:
+        cache.tick()
     cache.grow(lease, len(blocks))
     cache.commit(lease, blocks)
     cache.release(lease)
-    _settle(cache)
-
-
-def _settle(cache: Cache) -> None:
-    """Until nothing is on its way: what lands may set off more."""
     cache.tick()
-    while cache.transfers.pending:
+    while cache.transfers.pending:  # what lands may set off more
         cache.tick()
