@@ -22,8 +22,14 @@ from kvkeep.sim.replay import Capacity, Result, replay
 from kvkeep.sim.traces import Trace, read_trace
 
 DATA = Path(__file__).parent / "data"
+CONVERSATION = DATA / "mooncake_conversation_first2000.jsonl.xz"
 SYNTHETIC = DATA / "mooncake_synthetic_first500.jsonl"
 CODING = DATA / "weka_coding_dev40_blk64.jsonl.xz"
+
+
+@pytest.fixture(scope="module")
+def conversation() -> Trace:
+    return read_trace([CONVERSATION])
 
 
 @pytest.fixture(scope="module")
@@ -45,32 +51,49 @@ def write(file: Path, requests: list[list[int]], **more: int) -> Path:
 # --- real traces; the integers are those of two other implementations
 
 
+FIGURES = {  # requests, pages, and hits by the device's pages
+    "conversation": (2000, 54_559, {None: 15_771, 10_000: 11_409, 5000: 6324, 1000: 2218}),
+    "synthetic": (500, 12_833, {None: 1084, 10_000: 1049, 5000: 597, 1000: 145}),
+    "coding": (
+        1263,
+        1_096_271,
+        {None: 1_025_948, 20_000: 998_854, 10_000: 913_294, 5000: 661_222, 2000: 335_100},
+    ),
+}
+
+
 @pytest.mark.parametrize(
-    ("device", "hits"), [(None, 1084), (10_000, 1049), (5000, 597), (1000, 145)]
+    ("name", "device"), [(name, device) for name in FIGURES for device in FIGURES[name][2]]
 )
-def test_synthetic(synthetic: Trace, device: int | None, hits: int) -> None:
-    result = replay(synthetic, Capacity(device))
-    assert (result.requests, result.pages) == (500, 12_833)
-    assert result.hits == {"device": hits, "host": 0, "storage": 0, "total": hits}
+def test_hits(request: pytest.FixtureRequest, name: str, device: int | None) -> None:
+    """Of the coding trace at 5,000, a flat LRU that touches the head first would hit 56%, FIFO
+    less."""
+    requests, pages, hits = FIGURES[name]
+    result = replay(request.getfixturevalue(name), Capacity(device))
+    assert (result.requests, result.pages) == (requests, pages)
+    total = hits[device]
+    assert result.hits == {"device": total, "host": 0, "storage": 0, "total": total}
     assert (result.evictions["device"] > 0) == (device is not None)
 
 
 @pytest.mark.parametrize(
-    ("device", "hits"), [(None, 1_025_948), (10_000, 913_294), (5000, 661_222)]
+    ("name", "device", "host"),
+    [
+        ("conversation", 2000, 3000),
+        ("synthetic", 300, 700),
+        ("synthetic", 5000, 5000),
+        ("coding", 1000, 4000),  # requests are up to 3,962 long
+    ],
 )
-def test_coding(coding: Trace, device: int | None, hits: int) -> None:
-    """At 5,000, a flat LRU that touches the head first would hit 56%, FIFO less."""
-    result = replay(coding, Capacity(device))
-    assert (result.requests, result.pages, result.hits["total"]) == (1263, 1_096_271, hits)
-
-
-@pytest.mark.parametrize(("device", "host"), [(300, 700), (1000, 4000), (5000, 5000)])
-def test_two_exclusive_tiers_hit_as_one(synthetic: Trace, device: int, host: int) -> None:
-    one = replay(synthetic, Capacity(device + host))
-    two = replay(synthetic, Capacity(device, host), Policy(write="write_back"))
-    assert two.hits["total"] == one.hits["total"]
+def test_two_exclusive_tiers_hit_as_one(
+    request: pytest.FixtureRequest, name: str, device: int, host: int
+) -> None:
+    trace: Trace = request.getfixturevalue(name)
+    one = replay(trace, Capacity(device + host))
+    two = replay(trace, Capacity(device, host), Policy(write="write_back"))
+    assert two.hits["total"] == one.hits["total"] == FIGURES[name][2][device + host]
     assert two.evictions["host"] == one.evictions["device"]
-    assert two.hits["device"] == replay(synthetic, Capacity(device)).hits["total"]
+    assert two.hits["device"] == replay(trace, Capacity(device)).hits["total"]
 
 
 def test_with_all_in_storage_nothing_is_missed(synthetic: Trace) -> None:
@@ -152,9 +175,13 @@ def test_random_traces_beside_a_slow_simulation(
 
 
 def test_of_a_request_that_is_too_long_the_head_is_put_in(tmp_path: Path) -> None:
+    """That fits on the device, or in two tiers that are as one."""
     trace = read_trace([write(tmp_path / "t.jsonl", [[1, 2, 3, 4, 5], [1, 2, 3, 4, 5]])])
     assert replay(trace, Capacity(3)).hits["total"] == 3
-    assert replay(trace, Capacity(3, 4), Policy(write="write_back")).hits["total"] == 3
+    assert replay(trace, Capacity(3, 1)).hits["total"] == 3
+    for host, hits in ((1, 4), (4, 5)):
+        both = replay(trace, Capacity(3, host), Policy(write="write_back"))
+        assert both.hits == {"device": 3, "host": hits - 3, "storage": 0, "total": hits}
 
 
 def test_priorities_are_read(tmp_path: Path) -> None:

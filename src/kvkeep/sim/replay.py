@@ -142,7 +142,8 @@ def replay(
     """Serve the requests of ``trace`` in order, one at a time.
 
     The longest prefix that is there is a hit; it stays where it is, or comes up, while the rest is
-    put in. Of a request longer than the device, the head that fits is served.
+    put in. Of a request longer than the device, the head that fits is served; under write-back,
+    where both tiers hit as one of their size would, the head that fits in both.
 
     Args:
         policy: what evicts what, and what goes down when.
@@ -150,13 +151,17 @@ def replay(
     """
     device = trace.distinct + 1 if capacity.device is None else capacity.device
     policy = replace(policy or Policy(), write_ahead=0.0, prefetch_min_tokens=0)  # no copy costs
-    # What is copied down and up at once needs a place for a moment; between requests it is free.
-    spare = min(trace.longest, device) if capacity.host and policy.write == "write_back" else 0
+    served, spare = device, 0  # pages that are served at once, and that the host has more of
+    if capacity.host and policy.write == "write_back":
+        # What is copied at once needs a place for a moment; between requests it is free.
+        served = max(device, min(trace.longest, device + capacity.host))
+        spare = min(trace.longest, served)
     store = KeyStore(capacity.storage) if capacity.storage else None
-    host = capacity.host + spare
-    cache = Cache(_SCHEMA, [device], [host], store, policy, NoBytes(), AtOnce)
+    slots = [served], [capacity.host + spare]
+    cache = Cache(_SCHEMA, *slots, store, policy, NoBytes(), AtOnce)
     for blocks, priority in zip(trace, trace.priorities, strict=True):
-        _serve(cache, blocks[:device], priority)
+        _serve(cache, blocks[:served], priority)
+        cache.residency.make_room(cache.residency.device, 0, served - device)
         cache.residency.make_room(cache.residency.host, 0, spare)
         tell()
     hits = {tier: cache.counts[f"hit_tokens_total{{tier={tier}}}"] for tier in TIERS}
