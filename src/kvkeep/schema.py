@@ -226,10 +226,11 @@ class Schema:
         """
         rules = [(g, p) for g, p in zip(self.groups, present, strict=True) if strict or g.required]
         pages = min((len(p) for _, p in rules), default=0)
+        lacking = [(group, has) for group, has in rules if not has[:pages].all()]
+        if not lacking:
+            return pages
         fits = np.ones(pages + 1, dtype=bool)
-        for group, has in rules:
-            if has[:pages].all():
-                continue
+        for group, has in lacking:
             missing = np.concatenate(([0], np.cumsum(~has[:pages])))  # missing[n]: gaps in [0, n)
             first = np.arange(pages + 1) - (pages if group.tail is None else group.tail)
             fits &= missing == missing[np.maximum(first, 0)]

@@ -30,7 +30,7 @@ from .policy import Order
 from .schema import NO_IDS, Ids, InvariantError, Residence, Slots
 
 _FREE, _PRIVATE = constant(-1, np.int32), constant(-2, np.int32)  # owners that are no page id
-_SELECT = 0.02  # share of a tier that one look for victims puts in order
+_SELECT, _LEAST = 0.02, 256  # share of a tier that one look for victims puts in order, and pages
 _MOST_OFFERED = 1 << 12
 _BLOCK, _SAMPLE = 1 << 15, 1 << 12  # pages looked at at a time; to guess where the share ends
 _NO_KEYS = np.empty(0, dtype=np.int64)
@@ -272,8 +272,8 @@ class _Queue:
         """Look at all pages, a block that stays in a core's cache at a time."""
         if self._tier.available(self._group) == self._tier.free_slots(self._group):
             return False  # nothing is idle
-        rows = self._tier.table.rows
-        limit = self._limit(rows, max(least, int(_SELECT * self._tier.capacity[self._group])))
+        rows, wanted = self._tier.table.rows, int(_SELECT * self._tier.capacity[self._group])
+        limit = self._limit(rows, max(least, wanted, _LEAST))
         found = [(NO_IDS, _NO_KEYS)]
         for start in range(0, rows, _BLOCK):
             block = slice(start, min(start + _BLOCK, rows))
