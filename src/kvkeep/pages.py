@@ -7,7 +7,7 @@ Only the scheduler's thread touches it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -44,11 +44,8 @@ _COLUMNS: dict[str, tuple[type, int]] = {
     "stored": (np.bool_, False),
 }
 
-
-def count(flags: NDArray[Any]) -> int:
-    """How many are not zero."""
-    return int(np.count_nonzero(flags))
-
+count: Callable[[NDArray[Any]], int] = np.count_nonzero
+"""How many are not zero."""
 
 _HISTORY = ("dying", "used", "hits", "reused", "priority", "stored")  # what an id must forget
 
