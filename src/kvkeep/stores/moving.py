@@ -17,7 +17,8 @@ from .slab import Slab
 SEALED = 4 << 20
 """Bytes that are sealed while as many are written: a second thread pays from here on."""
 READ = 4 << 20
-"""Bytes of one group that one thread reads and verifies; below, threads wait for each other."""
+"""Bytes that one thread reads and verifies while the other does as many; of fewer, two threads only
+slow each other down."""
 
 
 class Record(NamedTuple):
@@ -48,7 +49,7 @@ def save(records: list[Record], slab: Open, helper: Executor) -> Failures:
 def load(records: list[Record], slab: Open, helper: Executor) -> Failures:
     """Read and verify ``records``, sorted by group. The helper takes parts, too, when it can."""
     parts = _parts(records, READ)
-    if len(parts) < 2:
+    if sum(len(record.body) for record in records) < 2 * READ:
         return [failure for part in parts for failure in _read(part, slab)]
     left = iter(range(len(parts)))  # of both threads
 
