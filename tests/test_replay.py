@@ -292,7 +292,7 @@ def test_a_plan_is_in_gib_and_tokens(tmp_path: Path) -> None:
 def test_sizes_are_in_pages_or_in_gib(flags: str, message: str) -> None:
     config = Path(__file__).parent.parent / "docs" / "configs" / "llama-3.1-8b.json"
     with pytest.raises(ConfigError, match=message):
-        command(SYNTHETIC, *flags.replace("CONFIG", str(config)).split())
+        command(SYNTHETIC, *(str(config) if flag == "CONFIG" else flag for flag in flags.split()))
 
 
 @pytest.mark.parametrize(
