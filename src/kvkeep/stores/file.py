@@ -115,12 +115,12 @@ class FileStore:
         bodies = self._views(keys, out)
         hits = [False] * len(keys)
         with self._entered():
-            self._fill(keys, bodies, [self._probed.pop(key, None) for key in keys], hits)
+            probed = {i: p for i, key in enumerate(keys) if (p := self._probed.pop(key, None))}
+            self._fill(keys, bodies, probed, hits)
             if left := [i for i, hit in enumerate(hits) if not hit]:
-                places: list[Place | None] = [None] * len(keys)
-                for i, place in zip(left, self._find([keys[i] for i in left]), strict=True):
-                    places[i] = place
-                if bad := self._fill(keys, bodies, places, hits):
+                places = zip(left, self._find([keys[i] for i in left]), strict=True)
+                found = {i: place for i, place in places if place}
+                if bad := self._fill(keys, bodies, found, hits):
                     self._take_back(bad)
         return hits
 
@@ -213,19 +213,19 @@ class FileStore:
         self,
         keys: Sequence[Key],
         bodies: Sequence[memoryview],
-        places: Sequence[Place | None],
+        places: Mapping[int, Place],
         hits: list[bool],
     ) -> dict[Key, tuple[Place, str]]:
-        """Read what should be in these places, and mark what was; where and why the rest failed."""
-        order = sorted(range(len(keys)), key=lambda i: keys[i].group)
-        found = [(i, Record(keys[i], place, bodies[i])) for i in order if (place := places[i])]
-        failures = load([record for _, record in found], self._slab, self._helper)
+        """Read what should be in these places, by position in ``keys``, and mark what was there;
+        where and why the rest failed."""
+        order = sorted(places, key=lambda i: keys[i].group)
+        records = [Record(keys[i], places[i], bodies[i]) for i in order]
         bad = {}
-        for (i, record), failure in zip(found, failures, strict=True):
+        for i, failure in zip(order, load(records, self._slab, self._helper), strict=True):
             if failure is None:
                 hits[i] = True
             else:
-                bad[record.key] = record.place, failure
+                bad[keys[i]] = places[i], failure
         return bad
 
     def _views(self, keys: Sequence[Key], buffers: Sequence[memoryview]) -> list[memoryview]:
