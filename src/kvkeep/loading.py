@@ -113,7 +113,7 @@ class Loader:
             if not lease.released:
                 self._take_landed(lease, ticket)
             if lease.ready:
-                self.settle(lease, ticket)
+                self._settle(lease, ticket)
         for move in ticket.moves:
             self._residency.unhold(move.pages)
 
@@ -133,7 +133,7 @@ class Loader:
             if group.tail is not None:
                 self._slots.slide(move.group, lease, group.needed(lease.pages).start)
 
-    def settle(self, lease: Lease, ticket: Ticket) -> None:
+    def _settle(self, lease: Lease, ticket: Ticket) -> None:
         """Everything landed or failed: apply the hit rule again, to what is on the device."""
         lease.explanation.load_ms = 1e3 * (time.monotonic() - ticket.submitted)
         lease.coming.clear()
