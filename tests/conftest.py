@@ -1,11 +1,21 @@
 """Settings that every test runs with."""
 
 import os
+from contextlib import suppress
 
 import pytest
 
 # Before any test module imports torch: for tensors as small as these, threads are a loss.
 os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = "1"
+
+with suppress(ImportError):  # what needs a GPU is tested where little is installed
+    from hypothesis import Phase, settings
+
+    # The same examples in every run, however slow the machine is.
+    settings.register_profile("same", derandomize=True, database=None, deadline=None)
+    # For who asks whether a test fails, not where: shrinking may take minutes.
+    settings.register_profile("verdict", settings.get_profile("same"), phases=[Phase.generate])
+    settings.load_profile("same")
 
 
 @pytest.fixture

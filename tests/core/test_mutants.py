@@ -40,7 +40,8 @@ def run(core: Path, *killers: str) -> subprocess.CompletedProcess[str]:
         command = [str(HERE / "walks.py"), "0", str(SEEDS)]
     else:
         modules, names = zip(*(killer.split(": ") for killer in killers), strict=True)
-        options = ["-x", "-q", "-p", "no:cacheprovider", "-o", f"pythonpath={core.parent}"]
+        options = ["-x", "-q", "-p", "no:cacheprovider", "--hypothesis-profile=verdict"]
+        options += ["-o", f"pythonpath={core.parent}"]
         files = [str((HERE / module).resolve()) for module in sorted(set(modules))]
         chosen = " or ".join(f"({name})" for name in sorted(set(names)))
         command = ["-m", "pytest", *options, *files, "-k", chosen]

@@ -12,7 +12,7 @@ from worlds import group, true_key
 
 from kvkeep.policy import Policy
 from kvkeep.schema import (
-    BLOCK,
+    SECTOR,
     Component,
     ConfigError,
     Group,
@@ -31,8 +31,8 @@ def test_sizes() -> None:
     assert K.layer_bytes == 64
     assert K.page_bytes == 128
     assert FULL.page_bytes == 192
-    assert FULL.record_bytes == BLOCK
-    assert Group("big", (replace(K, shape=(4097,), layers=(0,), dtype="U8"),)).record_bytes == 8192
+    assert FULL.record_bytes == SECTOR
+    assert Group("big", (replace(K, shape=(513,), layers=(0,), dtype="U8"),)).record_bytes == 1024
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def presence(draw):
     return groups, [np.array(draw(has), dtype=bool) for _ in groups], draw(st.booleans())
 
 
-@settings(derandomize=True, database=None, deadline=None, max_examples=500)
+@settings(max_examples=500)
 @given(presence())
 def test_the_hit_rule(case) -> None:
     """The largest ``n`` such that every group that counts has all of ``needed(n)``."""

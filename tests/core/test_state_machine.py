@@ -103,9 +103,6 @@ def machine(kind: str, examples: int, steps: int) -> type:
     case.settings = settings(
         max_examples=examples,
         stateful_step_count=steps,
-        derandomize=True,
-        database=None,
-        deadline=None,
         suppress_health_check=list(HealthCheck),
     )
     return case

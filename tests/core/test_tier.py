@@ -146,7 +146,7 @@ Action = st.tuples(st.sampled_from("apuseh"), st.integers(0, 30), st.integers(0,
 
 
 @pytest.mark.parametrize("order", [lru, lfu])
-@settings(derandomize=True, database=None, deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(
     st.lists(Action, min_size=30, max_size=60),
     st.sampled_from([0.1, 0.5, 1.0]),
