@@ -29,11 +29,11 @@ from ..engine.messages import Finished, Generate, Reply, Sampling, Usage
 from ..schema import InvariantError, Schema
 from ..stores.base import Store
 from ..testing.wrappers import ThrottledStore
-from .measure import Row, Tell, row
+from .measure import Row, Tell, frozen, row
 
 LENGTHS = (1024, 2048, 4096)  # tokens that are hit; one more is computed
 STORED, SLOWLY = "from storage", "from storage of 1 MB/s"
-RETURNS = 20  # times that a prompt comes back
+RETURNS = 60  # times that a prompt comes back
 FAST, SLOW = math.inf, 1e6  # bytes per second of storage
 
 
@@ -117,7 +117,12 @@ def measure(repeats: int, tell: Tell, lengths: Sequence[int] = LENGTHS) -> list[
         repeats: prompts of each length and side.
     """
     rows = []
-    with _side(None) as plain, _side(DRAFT) as drafting, _side(DRAFT, "auto") as throttled:
+    with (
+        _side(None) as plain,
+        _side(DRAFT) as drafting,
+        _side(DRAFT, "auto") as throttled,
+        frozen(),
+    ):
         for side in (plain, drafting, throttled):  # what happens once only, happens before
             for rate in (FAST, SLOW if side is throttled else FAST):
                 side.first_token(_prompt(lengths[0], 0), rate)

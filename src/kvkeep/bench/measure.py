@@ -106,6 +106,17 @@ def uncollected() -> Iterator[None]:
         gc.enable()
 
 
+@contextmanager
+def frozen() -> Iterator[None]:
+    """What is there now is never looked at for garbage, as in a server that has started."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
 def interleaved(sides: Sequence[Step], repeats: int, warm_up: int = 0) -> list[float]:
     """Median seconds of each side; they take turns."""
     taken = [[seconds(side) for side in sides] for _ in range(warm_up + repeats)]

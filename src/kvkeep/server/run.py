@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import gc
 import logging
 import signal
 import socket
@@ -51,7 +52,10 @@ def serve(config: EngineConfig, host: str, port: int, log_level: str = "warning"
         say(f"loading {_names(config.model, config.draft)}")
         from ..engine.core import Engine
 
-        run(Engine(config), listener, log_level)
+        engine = Engine(config)
+        gc.collect()
+        gc.freeze()  # or a collection in the midst of a hit looks through all that was loaded
+        run(engine, listener, log_level)
 
 
 def run(
