@@ -191,7 +191,7 @@ class TestCache:
         assert self.invoke("fsck", directory)[0] == 0
         (slab,) = directory.glob("*.slab")
         damaged = bytearray(slab.read_bytes())
-        damaged[BLOCK + 100] ^= 1
+        damaged[100] ^= 1
         slab.write_bytes(damaged)
         code, output = self.invoke("fsck", directory)
         assert (code, "2 good, 1 corrupt" in output) == (1, True)

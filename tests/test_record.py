@@ -9,24 +9,28 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvkeep.schema import BLOCK, FORMAT_VERSION, Key
-from kvkeep.stores.record import HEADER, Header, Verdict, parse, seal, verify
+from kvkeep.stores.record import Footer, Verdict, footer_bytes, parse, seal, verify
 
 KEY = Key(b"g" * 16, b"p" * 32)
 BODY = memoryview(random.Random(0).randbytes(2 * BLOCK))
-SEALED = 96  # bytes of a header that are not padding
+SEALED = 96  # bytes of a footer that are not padding
 
 
-def test_a_header_is_one_block() -> None:
-    assert len(seal(KEY, 7, BODY)) == HEADER == BLOCK
+@given(st.integers(1, 3 * BLOCK))
+def test_a_record_is_whole_blocks_and_no_more_than_it_needs(length: int) -> None:
+    footer = seal(KEY, 7, memoryview(bytes(length)))
+    assert len(footer) == footer_bytes(length)
+    assert (length + len(footer)) % BLOCK == 0
+    assert SEALED <= len(footer) < SEALED + BLOCK
 
 
 def test_good() -> None:
     assert verify(seal(KEY, 7, BODY), KEY, BODY) is Verdict.GOOD
-    assert parse(seal(KEY, 7, BODY)) == Header(KEY, 7, len(BODY))
+    assert parse(seal(KEY, 7, BODY)) == Footer(KEY, 7, len(BODY))
 
 
 def test_zeros_are_empty() -> None:
-    assert verify(bytes(HEADER), KEY, BODY) is Verdict.EMPTY
+    assert verify(bytes(BLOCK), KEY, BODY) is Verdict.EMPTY
 
 
 @pytest.mark.parametrize("other", [Key(b"G" * 16, KEY.page), Key(KEY.group, b"P" * 32)])
@@ -35,30 +39,30 @@ def test_another_key(other: Key) -> None:
 
 
 def test_another_version() -> None:
-    header = bytearray(seal(KEY, 7, BODY))
-    header[8] = FORMAT_VERSION + 1
-    assert verify(header, KEY, BODY) is Verdict.OTHER_VERSION
+    footer = bytearray(seal(KEY, 7, BODY))
+    footer[8] = FORMAT_VERSION + 1
+    assert verify(footer, KEY, BODY) is Verdict.OTHER_VERSION
 
 
 def test_a_shorter_or_longer_body_is_corrupt() -> None:
-    header = seal(KEY, 7, BODY)
-    assert verify(header, KEY, BODY[:BLOCK]) is Verdict.CORRUPT
-    assert verify(header, KEY, memoryview(bytes(BODY) + bytes(BLOCK))) is Verdict.CORRUPT
+    footer = seal(KEY, 7, BODY)
+    assert verify(footer, KEY, BODY[:BLOCK]) is Verdict.CORRUPT
+    assert verify(footer, KEY, memoryview(bytes(BODY) + bytes(BLOCK))) is Verdict.CORRUPT
 
 
-def test_a_header_of_another_sequence_does_not_fit_another_digest() -> None:
-    header = seal(KEY, 7, BODY)[:80] + seal(KEY, 8, BODY)[80:]
-    assert verify(header, KEY, BODY) is Verdict.CORRUPT
+def test_a_footer_of_another_sequence_does_not_fit_another_digest() -> None:
+    footer = seal(KEY, 7, BODY)[:80] + seal(KEY, 8, BODY)[80:]
+    assert verify(footer, KEY, BODY) is Verdict.CORRUPT
 
 
 @given(st.binary(max_size=SEALED))
-def test_garbage_is_never_good(header: bytes) -> None:
-    assert verify(header.ljust(HEADER, b"\0"), KEY, BODY) is not Verdict.GOOD
+def test_garbage_is_never_good(footer: bytes) -> None:
+    assert verify(footer.ljust(BLOCK, b"\0"), KEY, BODY) is not Verdict.GOOD
 
 
 @given(st.integers(0, 8 * (SEALED + len(BODY)) - 1))
 def test_no_single_bit_can_flip(bit: int) -> None:
     record = bytearray(seal(KEY, 7, BODY)[:SEALED] + BODY)
     record[bit // 8] ^= 1 << bit % 8
-    header = bytes(record[:SEALED]).ljust(HEADER, b"\0")
-    assert verify(header, KEY, memoryview(record)[SEALED:]) is not Verdict.GOOD
+    footer = bytes(record[:SEALED]).ljust(BLOCK, b"\0")
+    assert verify(footer, KEY, memoryview(record)[SEALED:]) is not Verdict.GOOD

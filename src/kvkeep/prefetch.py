@@ -116,7 +116,9 @@ class Prefetcher:
             self._counts["missed_reads_total"] += len(move.pages) - len(landed)
             for prefetch in ticket.waiters:  # before what did not land ends pages below it
                 if not prefetch.closed:
-                    self._pin(prefetch, move.group, landed[np.isin(landed, prefetch.path)])
+                    whole = prefetch is ticket.waiters[0]  # it asked for them
+                    mine = landed if whole else landed[np.isin(landed, prefetch.path)]
+                    self._pin(prefetch, move.group, mine)
             residency.drop(residency.host, move.group, move.pages[~move.landed])
         for prefetch in ticket.waiters:
             prefetch.reads.remove(ticket)

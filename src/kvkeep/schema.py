@@ -17,11 +17,14 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 """Version of keys and records. Records of another version are plain misses."""
 
 BLOCK = 4096
-"""Records are padded to this many bytes, so that a store may use direct I/O."""
+"""What storage keeps of a record is whole blocks of so many bytes."""
+
+SECTOR = 512
+"""Record bodies are padded to this many bytes: what direct I/O asks of a buffer."""
 
 Ids = NDArray[np.intp]
 """Page ids. Of the width that NumPy indexes with: it converts any other, at ten times the cost."""
@@ -173,8 +176,8 @@ class Group:
 
     @property
     def record_bytes(self) -> int:
-        """Bytes of one page's record body: ``page_bytes`` padded to whole blocks."""
-        return -(-self.page_bytes // BLOCK) * BLOCK
+        """Bytes of one page's record body: ``page_bytes`` padded to whole sectors."""
+        return -(-self.page_bytes // SECTOR) * SECTOR
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,14 +229,13 @@ class Schema:
         """
         rules = [(g, p) for g, p in zip(self.groups, present, strict=True) if strict or g.required]
         pages = min((len(p) for _, p in rules), default=0)
-        lacking = [(group, has) for group, has in rules if not has[:pages].all()]
-        if not lacking:
-            return pages
+        lacking = [(group.tail, has[:pages]) for group, has in rules if not has[:pages].all()]
+        pages = min([pages, *(int(has.argmin()) for tail, has in lacking if tail is None)])
         fits = np.ones(pages + 1, dtype=bool)
-        for group, has in lacking:
-            missing = np.concatenate(([0], np.cumsum(~has[:pages])))  # missing[n]: gaps in [0, n)
-            first = np.arange(pages + 1) - (pages if group.tail is None else group.tail)
-            fits &= missing == missing[np.maximum(first, 0)]
+        for tail, has in lacking:
+            if tail is not None:
+                missing = np.concatenate(([0], np.cumsum(~has[:pages])))  # [n]: gaps in [0, n)
+                fits &= missing == missing[np.maximum(np.arange(pages + 1) - tail, 0)]
         return int(np.flatnonzero(fits)[-1])  # n = 0 always fits
 
     def limit(self, present: Sequence[NDArray[np.bool_]], pages: int, strict: bool) -> str | None:

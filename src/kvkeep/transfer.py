@@ -45,6 +45,7 @@ _LANE_OF = {TOUCH: WRITE}
 _CALL_RECORDS = 256  # records in one call of a store, ...
 _CALL_SECONDS = 0.1  # ... which should read no longer, ...
 _CALL_SHARE = 1 / 4  # ... nor more of a ticket, to see early when a store turns slow, ...
+_CALL_LEAST = 0.005  # ... but so many seconds at least, which are not worth several calls, ...
 _CALL_BYTES = 1 << 20  # ... nor more while nobody knows how long that takes
 
 
@@ -307,34 +308,46 @@ class Transfers:
     def _read(self, batch: list[Ticket]) -> None:
         for ticket in batch:
             bodies = [self._media.bodies(move.group, move.target) for move in ticket.moves]
-            flags = self._fetch(ticket, list(chain(*bodies)))
+            flags = self._fetch(ticket, bodies)
             for move, read in zip(ticket.moves, bodies, strict=True):
                 self._media.keep(move.group, move.target, read)
             self._land(ticket, flags)
 
-    def _fetch(self, ticket: Ticket, bodies: list[memoryview]) -> NDArray[np.bool_]:
+    def _fetch(self, ticket: Ticket, bodies: list[list[memoryview]]) -> NDArray[np.bool_]:
         """Read in calls that are short, so that how fast it goes is known early, and page by page
         with all its groups, so that what has come is of use wherever it ends."""
-        speed = self.speeds[READ]
-        counts = [len(move.pages) for move in ticket.moves]
-        order = np.argsort(np.concatenate([np.arange(n) for n in counts]), kind="stable")
-        sizes = np.repeat([self.schema.groups[m.group].record_bytes for m in ticket.moves], counts)
-        sizes, ends = sizes[order], np.cumsum(sizes[order])
-        keys, bodies = ([some[i] for i in order.tolist()] for some in (_keys(ticket), bodies))
-        flags = np.zeros(len(keys), dtype=bool)
-        start, end = 0, 0
-        while end < len(keys) and not (ticket.abandoned and end):
-            pace = speed.seconds(1)
-            limit = min(_CALL_SECONDS / pace if pace else _CALL_BYTES, _CALL_SHARE * ends[-1])
-            most = int(np.searchsorted(ends, ends[end] - sizes[end] + limit, side="right"))
-            start, end = end, min(max(end + 1, most), end + _CALL_RECORDS)
-            part, size, began = slice(start, end), int(sizes[start:end].sum()), time.monotonic()
-            with speed.under_way(size):
-                read = self._call(READ, keys[part], _READ, bodies[part])
-            speed.observe(int(sizes[part] @ read), time.monotonic() - began)
-            flags[order[part]] = read
-            ticket.left -= size
-        return flags
+        speed, moves = self.speeds[READ], ticket.moves
+        sizes = [self.schema.groups[move.group].record_bytes for move in moves]
+        flags = [np.zeros(len(move.pages), dtype=bool) for move in moves]
+        pages = np.zeros(max(map(len, flags)), dtype=np.int64)  # bytes of each, all groups
+        for each, size in zip(flags, sizes, strict=True):
+            pages[: len(each)] += size
+        ends = pages.cumsum()
+        start, end, most = 0, 0, max(1, _CALL_RECORDS // len(moves))
+        while end < len(pages) and not (ticket.abandoned and end):
+            limit = ends[end] - pages[end] + self._call_bytes(int(ends[-1]))
+            fit = int(ends.searchsorted(limit, side="right"))
+            start, end = end, min(max(end + 1, fit), end + most)
+            part, left, began = slice(start, end), int(pages[start:end].sum()), time.monotonic()
+            keys = [key for move in moves for key in move.keys[part]]
+            some = [body for each in bodies for body in each[part]]
+            with speed.under_way(left):
+                read = self._call(READ, keys, _READ, some)
+            done = 0
+            for each, size in zip(flags, sizes, strict=True):
+                mine, read = read[: len(each[part])], read[len(each[part]) :]
+                each[part] = mine
+                done += size * int(np.count_nonzero(mine))
+            speed.observe(done, time.monotonic() - began)
+            ticket.left -= left
+        return np.concatenate(flags)
+
+    def _call_bytes(self, total: int) -> float:
+        """How many of ``total`` bytes one call is to read."""
+        pace = self.speeds[READ].seconds(1)
+        if not pace:
+            return min(_CALL_BYTES, _CALL_SHARE * total)
+        return min(_CALL_SECONDS / pace, max(_CALL_SHARE * total, _CALL_LEAST / pace))
 
     def _call(
         self,

@@ -540,6 +540,8 @@ def test_a_prefetch_joins_a_read_and_waits_for_it() -> None:
     assert len(w.lanes["read"].queue) == 1
     assert not w.cache.ready(second.prefetch)
     w.settle()
+    kept = {int(page) for _, pages in second.prefetch.pinned for page in pages}
+    assert kept == {*second.prefetch.path.tolist()}, "of what it waited for, its own pages only"
     w.release(first)
     w.empty(1)
     w.admit(second)
@@ -831,7 +833,7 @@ def test_figures_name_everything() -> None:
     assert figures["slots{tier=host,group=draft}"] == 16
     assert figures["pages"] == 3
     assert figures["leases"] == figures["prefetches"] == 0
-    assert figures["moved_bytes_total{lane=save}"] == 6 * 4096
+    assert figures["moved_bytes_total{lane=save}"] == 6 * 512
     assert figures["storage_faults_total{kind=corrupt}"] == 2
     assert figures["storage_breaker_open"] == 0
     assert all(isinstance(value, (int, float)) for value in figures.values())

@@ -58,7 +58,7 @@ def record(memory: Memory, group: int, slot: int) -> bytes:
 
 
 def padded(raw: bytes) -> bytes:
-    return raw + bytes(-len(raw) % 4096)
+    return raw + bytes(-len(raw) % 512)
 
 
 def test_every_dtype_is_known_by_its_size() -> None:
@@ -106,7 +106,7 @@ def test_a_record_has_components_in_order_and_is_padded(memory: Memory) -> None:
     memory.save([Copy(0, ids(2), ids(1)), Copy(1, ids(0), ids(4))])
     assert record(memory, 0, 1) == padded(page(memory, "full", 2))
     assert record(memory, 1, 4) == padded(page(memory, "state", 0))
-    assert (len(record(memory, 0, 1)), len(record(memory, 1, 4))) == (4096, 8192)
+    assert (len(record(memory, 0, 1)), len(record(memory, 1, 4))) == (512, 5632)
 
 
 def test_many_pages_of_many_groups_at_once(memory: Memory) -> None:
@@ -169,7 +169,7 @@ def test_a_load_goes_layer_by_layer(way: tuple[str, str], device: str) -> None:
 
 
 def test_what_a_store_reads_into_a_body_is_what_the_device_gets(memory: Memory) -> None:
-    slots, raw = ids(2, 0), [bytes([i]) * 4096 for i in (7, 8)]
+    slots, raw = ids(2, 0), [bytes([i]) * FULL.record_bytes for i in (7, 8)]
     bodies = memory.bodies(0, slots)
     for body, value in zip(bodies, raw, strict=True):
         assert not body.readonly
@@ -209,7 +209,7 @@ def test_a_page_larger_than_a_block_of_the_kernel(way: tuple[str, str], device: 
 def test_a_tier_may_be_empty(layout: str) -> None:
     group = Group("g", (Component("k", (0,), (1,), "F32"),))
     memory = Memory(schema(group), [2], [0], layout=layout)
-    assert memory.arenas[0].shape == (0, 4096)
+    assert memory.arenas[0].shape == (0, 512)
 
 
 @pytest.mark.parametrize(

@@ -387,6 +387,24 @@ def test_the_speed_of_reads_is_measured_and_bounds_them(bench) -> None:
     assert b.transfers.seconds(LOAD, 1) > 0
 
 
+@pytest.mark.parametrize(
+    ("pace", "total", "most"),  # pace: bytes per second, None: nothing was read yet
+    [
+        (None, 400 << 20, 1 << 20),
+        (None, 400, 100),
+        (1e9, 1 << 30, 1e8),  # a tenth of a second
+        (1e9, 40_000_000, 1e7),  # a quarter
+        (1e9, 10_000_000, 5e6),  # five milliseconds
+        (1e6, 10_000_000, 1e5),
+    ],
+)
+def test_a_call_is_short_and_not_too_short(bench, pace, total: int, most: float) -> None:
+    b = bench()
+    if pace:
+        b.transfers.speeds[READ].observe(pace, 1.0)
+    assert b.transfers._call_bytes(total) == pytest.approx(most)
+
+
 @pytest.mark.parametrize(("name", "together"), [(READ, [1, 1, 1]), (LOAD, [1, 2])])
 def test_a_lane_of_storage_takes_one_ticket_at_a_time(name: str, together: list[int]) -> None:
     """Who came first does not wait for all who came while somebody else was served."""

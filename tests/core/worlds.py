@@ -227,7 +227,7 @@ def true_key(path: Path) -> bytes:
     """The chained key of a page, written down a second time."""
     namespace, tokens = path
     if not tokens:
-        return hashlib.sha256(b"1:%d:" % len(namespace) + namespace.encode()).digest()
+        return hashlib.sha256(b"2:%d:" % len(namespace) + namespace.encode()).digest()
     return hashlib.sha256(
         true_key((namespace, tokens[:-P])) + struct.pack(f"<{P}i", *tokens[-P:])
     ).digest()

@@ -71,6 +71,7 @@ class Memory:
         ]
         """One ``[slots, record_bytes]`` uint8 tensor per group; its rows are records if the layout
         is ``page_first``."""
+        self._flat = [arena.numpy().reshape(-1).data for arena in self.arenas]
         pieces: list[Piece] = []
         for g, (group, slots) in enumerate(zip(schema.groups, device_slots, strict=True)):
             self.pools[group.name] = {}
@@ -108,11 +109,10 @@ class Memory:
     def bodies(self, group: int, slots: Slots) -> list[memoryview]:
         """Record bodies of host slots, writable: the arena itself, or if it is ``layer_first``
         copies, for :meth:`keep`."""
-        arena = self.arenas[group]
+        flat, size = self._flat[group], self.schema.groups[group].record_bytes
         if self._layout != "layer_first":
-            rows = arena.numpy()
-            return [memoryview(rows[slot]) for slot in slots.tolist()]
-        bodies = [memoryview(bytearray(arena.shape[1])) for _ in slots]
+            return [flat[slot * size : (slot + 1) * size] for slot in slots.tolist()]
+        bodies = [memoryview(bytearray(size)) for _ in slots]
         for body, host in self._both(group, slots, bodies):
             body.copy_(host)
         return bodies

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from ..cache import Cache
 from ..media.base import NOW, Copy, Mark, Reached
 from ..policy import Policy
-from ..schema import BLOCK, Component, Group, Identity, Key, Schema, Slots
+from ..schema import Component, Group, Identity, Key, Schema, Slots
 from ..transfer import LOAD, READ, SAVE, WRITE, Ticket, Work
 from .traces import Trace
 
@@ -167,12 +167,13 @@ def replay(
     hits = {tier: cache.counts[f"hit_tokens_total{{tier={tier}}}"] for tier in TIERS}
     evicted = (cache.residency.device.evicted[0], cache.residency.host.evicted[0])
     cache.close()
+    size = _SCHEMA.groups[0].record_bytes
     return Result(
         len(trace),
         len(trace.blocks),
         hits | {"total": sum(hits.values())},
         dict(zip(TIERS, (*evicted, store.evicted if store else 0), strict=True)),
-        {lane: cache.transfers.moved[lane] // BLOCK for lane in (SAVE, LOAD, WRITE, READ)},
+        {lane: cache.transfers.moved[lane] // size for lane in (SAVE, LOAD, WRITE, READ)},
     )
 
 

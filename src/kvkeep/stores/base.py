@@ -12,7 +12,7 @@ from ..schema import Key
 class Store(Protocol):
     """A storage backend. Blocking, thread-safe, batched.
 
-    Bodies are ``Group.record_bytes`` long. A backend keeps each with a header (see
+    Bodies are ``Group.record_bytes`` long. A backend keeps each with a footer (see
     :mod:`kvkeep.stores.record`) and verifies it on every read: a record that is absent, of
     another key, torn or corrupt is a *miss*, never an exception and never wrong bytes. A group
     that the backend was not opened with is a miss, and is not written. An exception

@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from .index import Index
-from .record import Header, parse
+from .record import Footer, parse
 from .rows import MAX_SEQUENCE, Found
 from .slab import Slab
 
@@ -134,16 +134,16 @@ class Directory:
         return self.path / f"owner-{owner}"
 
     def _scan(self) -> Iterator[Found]:
-        """What the slabs' headers claim; bodies are verified when they are read."""
+        """What the slabs' footers claim; bodies are verified when they are read."""
         for path in self.path.glob("*.slab"):
             name = _SLAB.fullmatch(path.name)
             if not name:
                 continue
             fingerprint, body = bytes.fromhex(name[1]), int(name[2])
             with contextlib.suppress(OSError):  # what cannot be read is not there
-                for number, block in self.slab(fingerprint, body).headers():
-                    header = parse(block)
+                for number, block in self.slab(fingerprint, body).footers():
+                    footer = parse(block)
                     page, sequence = None, 0
-                    if isinstance(header, Header) and header.sequence < MAX_SEQUENCE:
-                        page, sequence = header.key.page, header.sequence
+                    if isinstance(footer, Footer) and footer.sequence < MAX_SEQUENCE:
+                        page, sequence = footer.key.page, footer.sequence
                     yield Found(fingerprint, body, number, page, sequence)

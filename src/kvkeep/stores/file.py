@@ -12,17 +12,14 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-from ..schema import BLOCK, Closed, ConfigError, Key
+from ..schema import Closed, ConfigError, Key
 from .catalog import Catalog
 from .fsck import Report, Usage, fsck, usage
 from .index import Index
-from .moving import Record, load, save
-from .record import HEADER
+from .moving import Records, load, save
+from .record import footer_bytes
 from .rows import Grant, IndexFault, Place
 from .slab import Slab
-
-MOST_PROBED = 1 << 16
-"""Records that a store remembers the places of, until they are read."""
 
 RETRY_SECONDS = 60.0
 """For so long after the disk was full, a store lives within the bytes that it has."""
@@ -69,18 +66,18 @@ class FileStore:
         self, directory: Path, sizes: Mapping[bytes, int], quota_bytes: int | None = None
     ) -> None:
         for fingerprint, size in sizes.items():
-            if len(fingerprint) != 16 or size < BLOCK or size % BLOCK:
-                raise ConfigError(f"group {fingerprint.hex()}: {size} bytes are no whole blocks")
-            if quota_bytes is not None and quota_bytes < HEADER + size:
+            if len(fingerprint) != 16 or size < 1:
+                raise ConfigError(f"group {fingerprint.hex()} of {size} bytes is no group")
+            stride = size + footer_bytes(size)
+            if quota_bytes is not None and quota_bytes < stride:
                 raise ConfigError(
                     f"a storage quota of {quota_bytes} bytes does not hold one record of "
-                    f"{HEADER + size}; raise the quota or use smaller pages"
+                    f"{stride}; raise the quota or use smaller pages"
                 )
         self.faults: Counter[str] = Counter()
         self._sizes = dict(sizes)
         self._quota = quota_bytes
         self._ceiling = (0, -math.inf)  # bytes held when the disk was last full, and when
-        self._probed: dict[Key, Place] = {}  # for reads to come, which may find them changed
         self._stranded: list[Place] = []  # claims that the index could not be told to end
         self._left = threading.Condition()  # guards the two below; notified when a caller leaves
         self._inside = 0  # callers in a verb
@@ -101,11 +98,8 @@ class FileStore:
     def probe(self, keys: Sequence[Key]) -> list[bool]:
         """Which records seem to be there: what the index says."""
         with self._entered():
-            places = self._find(keys)
-            if len(self._probed) > MOST_PROBED:
-                self._probed.clear()
-            self._probed |= {key: place for key, place in zip(keys, places, strict=True) if place}
-            return [place is not None for place in places]
+            found = self._find(keys)
+        return [key in found for key in keys]
 
     def read(self, keys: Sequence[Key], out: Sequence[memoryview]) -> list[bool]:
         """Read each body into its writable buffer; False: a miss, the buffer is undefined.
@@ -113,15 +107,18 @@ class FileStore:
         A record that fails is counted in ``faults`` and its row is taken back.
         """
         bodies = self._views(keys, out)
-        hits = [False] * len(keys)
         with self._entered():
-            probed = {i: p for i, key in enumerate(keys) if (p := self._probed.pop(key, None))}
-            self._fill(keys, bodies, probed, hits)
-            if left := [i for i, hit in enumerate(hits) if not hit]:
-                places = zip(left, self._find([keys[i] for i in left]), strict=True)
-                found = {i: place for i, place in places if place}
-                if bad := self._fill(keys, bodies, found, hits):
-                    self._take_back(bad)
+            places = self._find(keys)
+            known = [i for i, key in enumerate(keys) if key in places]
+            known.sort(key=lambda i: keys[i].group)
+            found = [keys[i] for i in known]
+            records = Records(found, [places[key] for key in found], [bodies[i] for i in known])
+            failures = load(records, self._slab, self._helper)
+            if bad := {key: why for key, why in zip(found, failures, strict=True) if why}:
+                self._take_back(bad, places)
+        hits = [False] * len(keys)
+        for i, failure in zip(known, failures, strict=True):
+            hits[i] = failure is None
         return hits
 
     def write(self, keys: Sequence[Key], records: Sequence[memoryview]) -> list[bool]:
@@ -147,8 +144,6 @@ class FileStore:
         """Forget these records and give their bytes back to the file system."""
         with self._entered():
             known = self._known(keys)
-            for key in known:
-                self._probed.pop(key, None)
             self._catalog.ask(lambda index: index.delete(known, self._catalog.punch))
 
     def close(self) -> None:
@@ -204,29 +199,9 @@ class FileStore:
     def _known(self, keys: Sequence[Key]) -> list[Key]:
         return [key for key in keys if key.group in self._sizes]
 
-    def _find(self, keys: Sequence[Key]) -> list[Place | None]:
+    def _find(self, keys: Sequence[Key]) -> dict[Key, Place]:
         known = self._known(keys)
-        found = self._catalog.ask(lambda index: index.find(known)) or {}
-        return [found.get(key) for key in keys]
-
-    def _fill(
-        self,
-        keys: Sequence[Key],
-        bodies: Sequence[memoryview],
-        places: Mapping[int, Place],
-        hits: list[bool],
-    ) -> dict[Key, tuple[Place, str]]:
-        """Read what should be in these places, by position in ``keys``, and mark what was there;
-        where and why the rest failed."""
-        order = sorted(places, key=lambda i: keys[i].group)
-        records = [Record(keys[i], places[i], bodies[i]) for i in order]
-        bad = {}
-        for i, failure in zip(order, load(records, self._slab, self._helper), strict=True):
-            if failure is None:
-                hits[i] = True
-            else:
-                bad[keys[i]] = places[i], failure
-        return bad
+        return self._catalog.ask(lambda index: index.find(known)) or {}
 
     def _views(self, keys: Sequence[Key], buffers: Sequence[memoryview]) -> list[memoryview]:
         """The buffers as bytes, of the right lengths."""
@@ -241,9 +216,9 @@ class FileStore:
     def _allocate(self, keys: Sequence[Key]) -> Grant:
         """Where to write what is not there yet."""
         if not self._catalog.writable:
-            found = dict(zip(keys, self._find(keys), strict=True))
-            self._catalog.count("read_only", sum(place is None for place in found.values()))
-            return Grant({key for key, place in found.items() if place})
+            found = self._find(keys)
+            self._catalog.count("read_only", len({*keys} - found.keys()))
+            return Grant({*found})
         grant = Grant()
         for healed in (False, True):
             rest = [key for key in keys if key not in grant.present and key not in grant.claims]
@@ -265,11 +240,11 @@ class FileStore:
         self._catalog.count("no_room", len({*keys} - grant.present - grant.claims.keys()))
         return grant
 
-    def _take_back(self, bad: Mapping[Key, tuple[Place, str]]) -> None:
+    def _take_back(self, bad: Mapping[Key, str], places: Mapping[Key, Place]) -> None:
         """Clear the rows of records that failed, and count why."""
-        places = {key: place for key, (place, _) in bad.items()}
-        cleared = self._catalog.ask(lambda index: index.clear(places)) or ()
-        for key, (_, why) in bad.items():
+        seen = {key: places[key] for key in bad}
+        cleared = self._catalog.ask(lambda index: index.clear(seen)) or ()
+        for key, why in bad.items():
             # A row that has changed since: its slot was recycled under the reader, a plain miss.
             self._catalog.count(why if key in cleared else "recycled")
 
@@ -287,19 +262,20 @@ class FileStore:
         landed: dict[Key, Place] = {}
         failed: dict[Place, str] = {}
         keys = sorted(claims, key=lambda key: key.group)
-        records = [Record(key, claims[key], bodies[key]) for key in keys]
+        records = Records(keys, [claims[key] for key in keys], [bodies[key] for key in keys])
         failures = save(records, partial(self._slab, create=True), self._helper)
-        for record, failure in zip(records, failures, strict=True):
+        for key, place, failure in zip(keys, records.places, failures, strict=True):
             if failure is None:
-                landed[record.key] = record.place
+                landed[key] = place
             else:
                 self._catalog.count(failure)
-                failed[record.place] = failure
+                failed[place] = failure
         if "unreachable" in failed.values():  # a slot that no file can be large enough for
             self._catalog.distrust()
         if "full" in failed.values():
             held = self._catalog.ask(Index.held_bytes) or 0
-            lost = sum(HEADER + self._sizes[key.group] for key in claims if key not in landed)
+            sizes = [self._sizes[key.group] for key in claims if key not in landed]
+            lost = sum(size + footer_bytes(size) for size in sizes)
             self._ceiling = (held - lost, time.monotonic())
         return landed, list(failed)
 

@@ -9,7 +9,7 @@ from functools import partial
 from ..schema import Key
 from .catalog import Catalog, fault
 from .index import Index
-from .record import HEADER, verify
+from .record import verify
 from .rows import Place, SlabRow, SlotRow, State
 
 
@@ -87,14 +87,15 @@ def _examine(catalog: Catalog, slab: SlabRow, slot: SlotRow) -> str:
     """Which number of a :class:`Report` a slot counts for; ``hole``: none."""
     if slot.state != State.LIVE:
         return State(slot.state).name.lower()
-    header, body = memoryview(bytearray(HEADER)), memoryview(bytearray(slab.body))
+    record = memoryview(bytearray(slab.stride))
+    body, footer = record[: slab.body], record[slab.body :]
     try:
-        (failed,) = catalog.slab(slab.fingerprint, slab.body).read([slot.number], [header], [body])
+        (failed,) = catalog.slab(slab.fingerprint, slab.body).read([slot.number], [body], [footer])
     except OSError as error:
         failed = error
     if failed:
         return "missing" if fault(failed) == "missing" else "corrupt"
-    verdict = verify(header, Key(slab.fingerprint, slot.page), body)
+    verdict = verify(footer, Key(slab.fingerprint, slot.page), body)
     return {"GOOD": "good", "EMPTY": "orphaned", "OTHER_KEY": "orphaned"}.get(
         verdict.name, "corrupt"
     )

@@ -2,7 +2,7 @@
 
 It is a hint. A row may claim what the slab does not hold (a torn write, another file), so
 readers verify the record and take a row back that proved wrong; a record without a row is as good
-as absent. Losing the index costs nothing but a scan of the slabs' headers.
+as absent. Losing the index costs nothing but a scan of the slabs' footers.
 
 A slot's life::
 
@@ -33,6 +33,9 @@ from .rows import TABLES, Found, Grant, Place, Punch, SlabRow, SlotRow, State, s
 BUSY_SECONDS = 10.0
 """How long to wait for another process, which holds the index for milliseconds."""
 
+MOST_SEEN = 1 << 16
+"""Places that are remembered, so that they need not be looked up again."""
+
 
 class Index:
     """The rows. Not thread-safe: the store calls it under its lock; processes exclude each other.
@@ -48,6 +51,8 @@ class Index:
 
     def __init__(self, path: Path | None, found: Iterable[Found] | None = None) -> None:
         self.ids: dict[bytes, int] = {}  # group fingerprint -> slab id, of the registered ones
+        self._seen: dict[int, dict[bytes, Place]] = defaultdict(dict)  # by slab id and page, ...
+        self._version = 0  # ... in this state of what others wrote
         self._path = path
         mode = "rw" if found is None else "rwc"
         self._db = sqlite3.connect(
@@ -116,15 +121,20 @@ class Index:
     # -- records
 
     def find(self, keys: Iterable[Key]) -> dict[Key, Place]:
-        """Where each record should be that is here. Keys of registered groups only."""
-        wanted: dict[bytes, dict[bytes, Key]] = defaultdict(dict)
+        """Where each record should be that is here. Keys of registered groups only.
+
+        A row is looked up once, until somebody changes it: a look takes longer than the rest."""
+        self._refresh()
+        wanted: dict[bytes, list[Key]] = defaultdict(list)
         for key in keys:
-            wanted[key.group][key.page] = key
-        return {
-            pages[page]: place
-            for group, pages in wanted.items()
-            for page, place in seek(self._db, self.ids[group], list(pages))
-        }
+            wanted[key.group].append(key)
+        found: dict[Key, Place] = {}
+        for group, some in wanted.items():
+            seen = self._seen[self.ids[group]]
+            if new := [key.page for key in some if key.page not in seen]:
+                seen |= seek(self._db, self.ids[group], new)
+            found |= {key: seen[key.page] for key in some if key.page in seen}
+        return found
 
     def allocate(self, keys: Sequence[Key], limit: int | None, owner: str, punch: Punch) -> Grant:
         """Claim slots for the keys that are not present; stamp those that are.
@@ -185,7 +195,7 @@ class Index:
             freed = [place for place in abandoned if self._release(place)]
             slabs = {slab.id: slab for slab in self.slabs()} if freed else {}
             for place in freed:
-                self._evict(slabs[place.slab], place.number, punch)
+                self._evict(slabs[place.slab], place.number, b"", punch)
             return present
 
     def clear(self, places: Mapping[Key, Place]) -> set[Key]:
@@ -210,7 +220,7 @@ class Index:
         with self._transaction():
             slabs = {slab.id: slab for slab in self.slabs()}
             for key, place in self.find(keys).items():
-                if not self._evict(slabs[place.slab], place.number, punch):
+                if not self._evict(slabs[place.slab], place.number, key.page, punch):
                     self._clear(key, place)
 
     def shrink(self, limit: int, punch: Punch) -> int:
@@ -222,8 +232,8 @@ class Index:
         freed = 0
         with self._transaction():
             excess = self.held_bytes() - limit
-            for slab, number in self._victims(self._tick(1), excess):
-                if freed < excess and self._evict(slab, number, punch):
+            for slab, number, page in self._victims(self._tick(1), excess):
+                if freed < excess and self._evict(slab, number, page, punch):
                     freed += slab.stride
         return freed
 
@@ -284,30 +294,33 @@ class Index:
                 grown += 1
                 room -= slab.stride
             elif victim := next(victims, None):
-                if victim[0].id == slab.id:
-                    taken.append(victim[1])
+                owner, number, page = victim
+                if owner.id == slab.id:
+                    taken.append(number)
+                    self._forget(slab.id, page)
                 elif self._evict(*victim, punch):
-                    room += victim[0].stride
+                    room += owner.stride
             else:
                 break
         self._hold(slab, grown)
         return taken
 
-    def _victims(self, stamp: int, need: int) -> Iterator[tuple[SlabRow, int]]:
-        """Slots that may be recycled, the first to go first: at least ``need`` bytes if there are.
+    def _victims(self, stamp: int, need: int) -> Iterator[tuple[SlabRow, int, bytes]]:
+        """Slots that may be recycled, and what page each holds (empty: none), the first to go
+        first: at least ``need`` bytes if there are.
 
         Nothing stamped at or after ``stamp`` is among them.
         """
         ranked = []
         for slab in self.slabs():
             rows = self._db.execute(
-                "SELECT used, number FROM slot WHERE slab = ? AND state <= 1 AND used < ?"
-                " ORDER BY state, used LIMIT ?",
+                "SELECT used, number, coalesce(page, x'') FROM slot"
+                " WHERE slab = ? AND state <= 1 AND used < ? ORDER BY state, used LIMIT ?",
                 (slab.id, stamp, max(0, need) // slab.stride + 1),
             )
             rank = (slab.open, 0 if slab.open else slab.used)
-            ranked += [(*rank, *row, slab) for row in sound(rows)]
-        yield from ((slab, number) for *_, number, slab in sorted(ranked))
+            ranked += [(*rank, *row, slab) for row in sound(rows, blob=2)]
+        yield from ((slab, number, page) for *_, number, page, slab in sorted(ranked))
 
     def _numbers(self, slab: SlabRow, state: State, count: int) -> list[int]:
         rows = self._db.execute(
@@ -315,10 +328,12 @@ class Index:
         )
         return [number for (number,) in sound(rows)]
 
-    def _evict(self, slab: SlabRow, number: int, punch: Punch) -> bool:
-        """Drop a slot's bytes, and its record with them; False: all stays as it was."""
+    def _evict(self, slab: SlabRow, number: int, page: bytes, punch: Punch) -> bool:
+        """Drop a slot's bytes, and the record of ``page`` (empty: none) with them; False: all stays
+        as it was."""
         if not punch(slab, number):
             return False
+        self._forget(slab.id, page)
         self._db.execute(
             "UPDATE slot SET state = 3, page = NULL, used = 0 WHERE slab = ? AND number = ?",
             (slab.id, number),
@@ -330,6 +345,7 @@ class Index:
         self._db.execute("UPDATE slab SET held = held + ? WHERE id = ?", (change, slab.id))
 
     def _clear(self, key: Key, place: Place) -> bool:
+        self._forget(place.slab, key.page)
         cleared = self._db.execute(
             "UPDATE slot SET state = 0, page = NULL, used = 0"
             " WHERE slab = :slab AND number = :number AND state = 1"
@@ -361,9 +377,20 @@ class Index:
             yield
             self._db.execute("COMMIT")
         except BaseException:
+            self._seen.clear()  # some of it in this transaction
             if self._db.in_transaction:
                 self._db.execute("ROLLBACK")
             raise
+
+    def _refresh(self) -> None:
+        """Forget what others may have changed, or what is too much to remember."""
+        (version,) = self._row("PRAGMA data_version")
+        if version != self._version or sum(map(len, self._seen.values())) > MOST_SEEN:
+            self._seen.clear()
+        self._version = version
+
+    def _forget(self, slab: int, page: bytes) -> None:
+        self._seen[slab].pop(page, None)
 
     def _fill(self, found: Iterable[Found]) -> None:
         self._db.executescript(TABLES)

@@ -10,23 +10,40 @@ from typing import NamedTuple
 
 from ..schema import Key
 from .catalog import fault
-from .record import HEADER, Verdict, seal, verify
+from .record import Verdict, footer_bytes, seal, verify
 from .rows import Place
 from .slab import Slab
 
 SEALED = 4 << 20
 """Bytes that are sealed while as many are written: a second thread pays from here on."""
-READ = 4 << 20
-"""Bytes that one thread reads and verifies while the other does as many; of fewer, two threads only
-slow each other down."""
+SHARED = 8 << 20
+"""Bytes that two threads read and verify together; of fewer, they only slow each other down."""
+READ = 2 << 20
+"""Bytes that a thread takes at once: so few that both are done at about the same time."""
 
 
-class Record(NamedTuple):
-    """What is to be moved, and where from or to."""
+class Records(NamedTuple):
+    """What is to be moved, and where from or to: columns, since there are many. Sorted by group."""
 
-    key: Key
-    place: Place
-    body: memoryview
+    keys: list[Key]
+    places: list[Place]
+    bodies: list[memoryview]
+
+    def parts(self, size: int) -> list[Records]:
+        """Runs of one group, of ``size`` bytes or the few more that make records whole."""
+        cuts, start = [], 0
+        for _, same in groupby(key.group for key in self.keys):
+            end = start + len(list(same))
+            count = -(-size // len(self.bodies[start]))
+            cuts += [slice(at, min(at + count, end)) for at in range(start, end, count)]
+            start = end
+        keys, places, bodies = self
+        return [Records(keys[cut], places[cut], bodies[cut]) for cut in cuts]
+
+    @property
+    def numbers(self) -> list[int]:
+        """Slots in the slab."""
+        return [place.number for place in self.places]
 
 
 Open = Callable[[bytes], Slab]
@@ -35,21 +52,21 @@ Failures = list[str | None]
 """What went wrong, by record."""
 
 
-def save(records: list[Record], slab: Open, helper: Executor) -> Failures:
-    """Seal and write ``records``, sorted by group. The helper seals what is written next."""
-    parts = _parts(records, SEALED)
+def save(records: Records, slab: Open, helper: Executor) -> Failures:
+    """Seal and write ``records``. The helper seals what is written next."""
+    parts = records.parts(SEALED)
     failures, ahead = Failures(), None
     for at, part in enumerate(parts):
-        headers = ahead.result() if ahead else _seal(part)
+        footers = ahead.result() if ahead else _seal(part)
         ahead = helper.submit(_seal, parts[at + 1]) if at + 1 < len(parts) else None
-        failures += _write(part, slab, headers)
+        failures += _write(part, slab, footers)
     return failures
 
 
-def load(records: list[Record], slab: Open, helper: Executor) -> Failures:
-    """Read and verify ``records``, sorted by group. The helper takes parts, too, when it can."""
-    parts = _parts(records, READ)
-    if sum(len(record.body) for record in records) < 2 * READ:
+def load(records: Records, slab: Open, helper: Executor) -> Failures:
+    """Read and verify ``records``. The helper takes parts, too, when it can."""
+    parts = records.parts(READ)
+    if sum(map(len, records.bodies)) < SHARED:
         return [failure for part in parts for failure in _read(part, slab)]
     left = iter(range(len(parts)))  # of both threads
 
@@ -67,44 +84,31 @@ def load(records: list[Record], slab: Open, helper: Executor) -> Failures:
     return [failure for at in range(len(parts)) for failure in done[at]]
 
 
-def _parts(records: list[Record], size: int) -> list[list[Record]]:
-    """Runs of one group, of ``size`` bytes or the few more that make records whole."""
-    parts = []
-    for _, same in groupby(records, lambda record: record.key.group):
-        group = list(same)
-        count = -(-size // len(group[0].body))
-        parts += [group[at : at + count] for at in range(0, len(group), count)]
-    return parts
+def _seal(records: Records) -> list[memoryview]:
+    return [
+        memoryview(seal(key, place.sequence, body))
+        for key, place, body in zip(*records, strict=True)
+    ]
 
 
-def _seal(records: list[Record]) -> list[memoryview]:
-    return [memoryview(seal(r.key, r.place.sequence, r.body)) for r in records]
-
-
-def _write(records: list[Record], slab: Open, headers: list[memoryview]) -> Failures:
+def _write(records: Records, slab: Open, footers: list[memoryview]) -> Failures:
     try:
-        failures = slab(records[0].key.group).write(*_split(records, headers))
+        failures = slab(records.keys[0].group).write(records.numbers, records.bodies, footers)
     except OSError as error:
-        return [fault(error)] * len(records)
+        return [fault(error)] * len(footers)
     return [fault(failure) if failure else None for failure in failures]
 
 
-def _read(records: list[Record], slab: Open) -> Failures:
-    memory = memoryview(bytearray(len(records) * HEADER))
-    headers = [memory[i : i + HEADER] for i in range(0, len(memory), HEADER)]
+def _read(records: Records, slab: Open) -> Failures:
+    size = footer_bytes(len(records.bodies[0]))
+    memory = memoryview(bytearray(len(records.keys) * size))
+    footers = [memory[i : i + size] for i in range(0, len(memory), size)]
     try:
-        failures = slab(records[0].key.group).read(*_split(records, headers))
+        failures = slab(records.keys[0].group).read(records.numbers, records.bodies, footers)
     except OSError as error:
-        return [fault(error)] * len(records)
-    verdicts = [verify(h, r.key, r.body) for h, r in zip(headers, records, strict=True)]
+        return [fault(error)] * len(footers)
+    verdicts = map(verify, footers, records.keys, records.bodies)
     return [
         fault(failure) if failure else None if verdict is Verdict.GOOD else verdict.name.lower()
         for failure, verdict in zip(failures, verdicts, strict=True)
     ]
-
-
-def _split(
-    records: list[Record], headers: list[memoryview]
-) -> tuple[list[int], list[memoryview], list[memoryview]]:
-    """As a slab wants them: slots, headers, bodies."""
-    return [r.place.number for r in records], headers, [r.body for r in records]

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ..schema import Key
-from .record import HEADER
+from .record import footer_bytes
 
 MAX_SEQUENCE = 1 << 61
 _VARIABLES = 1000  # of one statement; SQLite's own limit is 32,766
@@ -59,7 +59,7 @@ class SlabRow(NamedTuple):
     @property
     def stride(self) -> int:
         """Bytes of one slot."""
-        return HEADER + self.body
+        return self.body + footer_bytes(self.body)
 
 
 class SlotRow(NamedTuple):
@@ -120,5 +120,5 @@ def seek(
             f" WHERE slab = ? AND state = 1 AND page IN ({', '.join('?' * len(part))})",
             (slab, *part),
         )
-        for page, *place in sound(rows, blob=0):
-            yield page, Place._make(place)
+        for row in sound(rows, blob=0):
+            yield row[0], Place._make(row[1:])

@@ -1,14 +1,16 @@
-"""One file of equal slots, each a header and a body. Bytes only: who owns a slot is the index's."""
+"""One file of equal slots, each a body and a footer. Bytes only: who owns a slot is the index's."""
 
 from __future__ import annotations
 
 import ctypes
 import errno
 import os
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate
 from pathlib import Path
 
-from .record import HEADER
+from .record import footer_bytes
 
 _BUFFERS = 1024  # of one preadv or pwritev (Linux' IOV_MAX)
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2  # <linux/falloc.h>
@@ -23,14 +25,14 @@ class Slab:
 
     ::
 
-        | header body | header body | ...
-        0           stride      2 stride          stride = 4096 + body_bytes
+        | body footer | body footer | ...
+        0           stride      2 stride
 
     Thread-safe: all I/O is positioned, and nothing here keeps a position.
 
     Args:
         path: the file.
-        body_bytes: of each record, a multiple of 4096.
+        body_bytes: of each record.
         writable: False opens for reading only.
         create: whether an absent file is made.
 
@@ -40,39 +42,41 @@ class Slab:
 
     def __init__(self, path: Path, body_bytes: int, writable: bool, create: bool) -> None:
         self.path = path
-        self.stride = HEADER + body_bytes
+        self._body = body_bytes
+        self.stride = body_bytes + footer_bytes(body_bytes)
         access = os.O_RDWR if writable else os.O_RDONLY
         self._fd = os.open(path, access | (os.O_CREAT if create else 0), 0o644)
+        self._stat = os.fstat(self._fd)
 
     def current(self) -> bool:
         """Does the path still name the file that is open here?"""
         try:
-            return os.path.samestat(os.stat(self.path), os.fstat(self._fd))
+            return os.path.samestat(os.stat(self.path), self._stat)
         except OSError:
             return False
 
     def read(
-        self, slots: Sequence[int], headers: Sequence[memoryview], bodies: Sequence[memoryview]
+        self, slots: Sequence[int], bodies: Sequence[memoryview], footers: Sequence[memoryview]
     ) -> list[Exception | None]:
-        """Fill headers and bodies from slots; what lies past the end of the file stays as it was.
+        """Fill bodies and footers from slots; what lies past the end of the file stays as it was.
 
         Returns:
             Per slot, what went wrong.
         """
-        return self._move(os.preadv, slots, headers, bodies, None)
+        return self._move(os.preadv, slots, bodies, footers, None)
 
     def write(
-        self, slots: Sequence[int], headers: Sequence[memoryview], bodies: Sequence[memoryview]
+        self, slots: Sequence[int], bodies: Sequence[memoryview], footers: Sequence[memoryview]
     ) -> list[Exception | None]:
-        """Write headers and bodies into slots.
+        """Write bodies and footers into slots.
 
         Returns:
             Per slot, what went wrong; the slot's bytes are then undefined.
         """
-        return self._move(os.pwritev, slots, headers, bodies, _PORTION)
+        return self._move(os.pwritev, slots, bodies, footers, _PORTION)
 
-    def headers(self) -> Iterator[tuple[int, bytes]]:
-        """Each whole slot that has bytes on disk, with its header.
+    def footers(self) -> Iterator[tuple[int, bytes]]:
+        """Each whole slot that has bytes on disk, with its footer.
 
         Raises:
             OSError: the file cannot be read.
@@ -88,7 +92,9 @@ class Slab:
                 raise
             slot = max(slot, data // self.stride)
             if slot < slots:
-                yield slot, os.pread(self._fd, HEADER, slot * self.stride).ljust(HEADER, b"\0")
+                size = self.stride - self._body
+                footer = os.pread(self._fd, size, slot * self.stride + self._body)
+                yield slot, footer.ljust(size, b"\0")
             slot += 1
 
     def punch(self, slot: int) -> bool:
@@ -112,15 +118,15 @@ class Slab:
         self,
         call: Callable[[int, list[memoryview], int], int],
         slots: Sequence[int],
-        headers: Sequence[memoryview],
         bodies: Sequence[memoryview],
+        footers: Sequence[memoryview],
         portion: int | None,
     ) -> list[Exception | None]:
         failed: list[Exception | None] = [None] * len(slots)
         runs = list(_runs(slots))
         while runs:
             run = runs.pop()
-            buffers = [part for i in run for part in (headers[i], bodies[i])]
+            buffers = [part for i in run for part in (bodies[i], footers[i])]
             try:
                 _transfer(call, self._fd, buffers, slots[run[0]] * self.stride, portion)
             except (OSError, OverflowError) as error:  # an absurd slot overflows
@@ -155,20 +161,26 @@ def _transfer(
     Args:
         portion: bytes of one call at most, and aligned; None: no limit.
     """
-    first = 0
-    while first < len(buffers):
-        part = buffers[first : first + _BUFFERS]
+    left = sum(map(len, buffers))
+    while left:
+        part = buffers[:_BUFFERS]
         if portion:
             part = _cut(part, portion - offset % portion)
         moved = call(fd, part, offset)
-        if moved == 0:
+        if moved in (0, left):
             return
+        left -= moved
         offset += moved
-        while first < len(buffers) and moved >= len(buffers[first]):
-            moved -= len(buffers[first])
-            first += 1
-        if moved:
-            buffers[first] = buffers[first][moved:]
+        buffers = _rest(buffers, moved)
+
+
+def _rest(buffers: list[memoryview], moved: int) -> list[memoryview]:
+    """What is left when the first ``moved`` bytes are done, which are not all."""
+    ends = list(accumulate(map(len, buffers)))
+    first = bisect_right(ends, moved)
+    rest = buffers[first:]
+    rest[0] = rest[0][len(rest[0]) - (ends[first] - moved) :]
+    return rest
 
 
 def _cut(buffers: list[memoryview], room: int) -> list[memoryview]:
