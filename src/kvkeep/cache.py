@@ -87,7 +87,9 @@ class Cache:
         both = self.residency, self.transfers
         self._backup = Backup(*both, self.policy, self.counts, self._apply)
         self._recompute = Recompute(self.transfers, self.policy)
-        self._prefetcher = Prefetcher(*both, self._recompute, self.policy, self.counts)
+        self._prefetcher = Prefetcher(
+            *both, self._recompute, self.policy, self.counts, lambda path: self._audit.broke(path)
+        )
         self._loader = Loader(
             *both, self._slots, self._backup, self._recompute, self.policy, self.counts
         )

@@ -118,7 +118,6 @@ class Prefetch:
 
     namespace: str
     raw: bytes  # token bytes of the prompt's whole pages that a hit may use
-    claims: list[int]  # host slots that it keeps, by group
     keys: list[bytes] = field(default_factory=list)  # chained keys of those pages, ...
     names: list[list[Key]] = field(default_factory=list)  # ... and by group, storage's names
     present: list[NDArray[np.bool_]] = field(default_factory=list)  # by group: memory or storage

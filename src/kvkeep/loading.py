@@ -56,7 +56,7 @@ class Loader:
         )
         gain = (pages - known) * self._schema.page_tokens
         slow = self._recompute.beats_moving(LOAD, size, gain)
-        return known if slow and not self._transfers.speeds[LOAD].retry() else pages
+        return known if slow and not self._transfers.speeds[LOAD].stale else pages
 
     def begin(self, lease: Lease, moves: list[Move], fetched: Ids) -> None:
         """Submit what is to be loaded, and join what others are loading already.

@@ -48,13 +48,14 @@ class Speed:
                 paces.append(seconds / done)
         return amount * max(paces) if paces else None
 
-    def retry(self) -> bool:
-        """Nothing was measured for a while, and nobody was told so: the caller is to try."""
-        now = time.monotonic()
-        due = now - self._tried > _RETRY_SECONDS
-        if due:
-            self._tried = now
-        return due
+    @property
+    def stale(self) -> bool:
+        """Nothing was measured for a while, nor tried: it is time to."""
+        return time.monotonic() - self._tried > _RETRY_SECONDS
+
+    def tried(self) -> None:
+        """A measurement is on its way."""
+        self._tried = time.monotonic()
 
     def _now(self) -> tuple[float, float]:
         amount, since = self._under_way or (0.0, 0.0)

@@ -42,11 +42,12 @@ _PROBE: Verb = lambda store, keys, _: store.probe(keys)  # noqa: E731
 _TOUCH: Verb = lambda store, keys, _: store.touch(keys)  # noqa: E731
 
 _LANE_OF = {TOUCH: WRITE}
-_CALL_RECORDS = 256  # records in one call of a store, ...
-_CALL_SECONDS = 0.1  # ... which should read no longer, ...
-_CALL_SHARE = 1 / 4  # ... nor more of a ticket, to see early when a store turns slow, ...
-_CALL_LEAST = 0.005  # ... but so many seconds at least, which are not worth several calls, ...
-_CALL_BYTES = 1 << 20  # ... nor more while nobody knows how long that takes
+CALL_RECORDS = 256
+"""Records in one call of a store."""
+_READ_SECONDS = 0.1  # that one read should take at most, ...
+_READ_SHARE = 1 / 4  # ... nor more of what is wanted, to see early when a store turns slow, ...
+_READ_LEAST = 0.005  # ... but so many seconds at least, which are not worth several reads, ...
+_READ_BYTES = 1 << 20  # ... and so much while nobody knows how long that takes
 
 
 @dataclass(slots=True)
@@ -71,7 +72,7 @@ class Ticket:
     present: list[NDArray[np.bool_]] = field(default_factory=list)  # a probe's question and answer
     submitted: float = 0.0  # monotonic seconds
     left: int = 0  # bytes still to move; the lane's
-    abandoned: bool = False  # nobody waits for it: a read ends with the call under way
+    abandoned: bool = False  # nobody waits for it: if it has not begun, it is not made
     after: Mark = NOW  # what the device had been told by then
     arrival: Arrival = field(default_factory=Arrival)  # of a load
 
@@ -204,6 +205,8 @@ class Transfers:
         ticket.left = sum(len(m.pages) * groups[m.group].record_bytes for m in ticket.moves)
         self.pending.append(ticket)
         kind = ticket.kind
+        if kind in self.speeds:
+            self.speeds[kind].tried()
         if kind in (SAVE, LOAD):
             ticket.after = self._media.mark()
         elif not self.storage:
@@ -237,7 +240,7 @@ class Transfers:
         """How long ``size`` more bytes take behind all that waits on a lane, or behind ``last``
         alone and what is before it; None: not known yet."""
         for ticket in self.pending:
-            if ticket.kind == kind:
+            if ticket.kind == kind and not ticket.abandoned:
                 size += ticket.left
             if ticket is last:
                 break
@@ -284,6 +287,8 @@ class Transfers:
             for ticket in batch:
                 ticket.arrival.reach(layer, mark)
 
+        for ticket in batch:  # what the device does before is no part of how fast this goes
+            ticket.after.synchronize()
         size, began = sum(ticket.left for ticket in batch), time.monotonic()
         with self.speeds[LOAD].under_way(size):
             self._media.load(_copies(batch), [ticket.after for ticket in batch], reached)
@@ -306,48 +311,26 @@ class Transfers:
                 self._land(ticket, flags)
 
     def _read(self, batch: list[Ticket]) -> None:
+        speed = self.speeds[READ]
         for ticket in batch:
+            if ticket.abandoned:
+                _failed(ticket)
+                continue
             bodies = [self._media.bodies(move.group, move.target) for move in ticket.moves]
-            flags = self._fetch(ticket, bodies)
+            began = time.monotonic()
+            with speed.under_way(ticket.left):
+                flags = self._call(READ, _keys(ticket), _READ, list(chain(*bodies)))
+            speed.observe(self._land(ticket, flags), time.monotonic() - began)
+            ticket.left = 0
             for move, read in zip(ticket.moves, bodies, strict=True):
                 self._media.keep(move.group, move.target, read)
-            self._land(ticket, flags)
 
-    def _fetch(self, ticket: Ticket, bodies: list[list[memoryview]]) -> NDArray[np.bool_]:
-        """Read in calls that are short, so that how fast it goes is known early, and page by page
-        with all its groups, so that what has come is of use wherever it ends."""
-        speed, moves = self.speeds[READ], ticket.moves
-        sizes = [self.schema.groups[move.group].record_bytes for move in moves]
-        flags = [np.zeros(len(move.pages), dtype=bool) for move in moves]
-        pages = np.zeros(max(map(len, flags)), dtype=np.int64)  # bytes of each, all groups
-        for each, size in zip(flags, sizes, strict=True):
-            pages[: len(each)] += size
-        ends = pages.cumsum()
-        start, end, most = 0, 0, max(1, _CALL_RECORDS // len(moves))
-        while end < len(pages) and not (ticket.abandoned and end):
-            limit = ends[end] - pages[end] + self._call_bytes(int(ends[-1]))
-            fit = int(ends.searchsorted(limit, side="right"))
-            start, end = end, min(max(end + 1, fit), end + most)
-            part, left, began = slice(start, end), int(pages[start:end].sum()), time.monotonic()
-            keys = [key for move in moves for key in move.keys[part]]
-            some = [body for each in bodies for body in each[part]]
-            with speed.under_way(left):
-                read = self._call(READ, keys, _READ, some)
-            done = 0
-            for each, size in zip(flags, sizes, strict=True):
-                mine, read = read[: len(each[part])], read[len(each[part]) :]
-                each[part] = mine
-                done += size * int(np.count_nonzero(mine))
-            speed.observe(done, time.monotonic() - began)
-            ticket.left -= left
-        return np.concatenate(flags)
-
-    def _call_bytes(self, total: int) -> float:
-        """How many of ``total`` bytes one call is to read."""
+    def read_bytes(self, total: int) -> float:
+        """How many of ``total`` bytes one ticket should read."""
         pace = self.speeds[READ].seconds(1)
         if not pace:
-            return min(_CALL_BYTES, _CALL_SHARE * total)
-        return min(_CALL_SECONDS / pace, max(_CALL_SHARE * total, _CALL_LEAST / pace))
+            return _READ_BYTES
+        return min(_READ_SECONDS / pace, max(_READ_SHARE * total, _READ_LEAST / pace))
 
     def _call(
         self,
@@ -362,10 +345,10 @@ class Transfers:
         store, flags = self._store, np.zeros(len(keys), dtype=bool)
         if store is None:
             return flags
-        for start in range(0, len(keys), _CALL_RECORDS):
+        for start in range(0, len(keys), CALL_RECORDS):
             if self.breaker.open:
                 break
-            part = slice(start, start + _CALL_RECORDS)
+            part = slice(start, start + CALL_RECORDS)
             self._calling[kind] = time.monotonic()
             try:
                 answer = verb(store, keys[part], bodies[part])
@@ -380,13 +363,16 @@ class Transfers:
                 self._calling.pop(kind, None)
         return flags
 
-    def _land(self, ticket: Ticket, flags: NDArray[np.bool_]) -> None:
-        start = 0
+    def _land(self, ticket: Ticket, flags: NDArray[np.bool_]) -> int:
+        """Give each page its flag; the bytes that landed."""
+        start, landed = 0, 0
         for move in ticket.moves:
             move.landed = flags[start : start + len(move.pages)]
             start += len(move.pages)
             size = self.schema.groups[move.group].record_bytes
-            self.moved[ticket.kind] += size * int(np.count_nonzero(move.landed))
+            landed += size * int(np.count_nonzero(move.landed))
+        self.moved[ticket.kind] += landed
+        return landed
 
     def _probe(self, batch: list[Ticket]) -> None:
         for ticket in batch:
@@ -399,8 +385,8 @@ class Transfers:
         whole = [g for g, group in enumerate(groups) if group.tail is None]
         bounds = [present[g] for g in whole if groups[g].required]
         reach = len(present[0])
-        for start in range(0, reach if whole else 0, _CALL_RECORDS):
-            part = slice(start, min(start + _CALL_RECORDS, reach))
+        for start in range(0, reach if whole else 0, CALL_RECORDS):
+            part = slice(start, min(start + CALL_RECORDS, reach))
             self._complete(ticket, whole, part)
             if not all(has[part].all() for has in bounds):
                 break

@@ -631,11 +631,30 @@ def test_a_cancelled_prefetch_arrives_for_others() -> None:
     request = w.arrive(A)
     w.step("read")
     w.tick()
+    w.step("read")
     w.release(request)
     w.check()
     w.settle()
     w.check()
     assert lease_of(w, A).lease.pages == 3
+    w.finish()
+
+
+def test_what_nobody_waits_for_any_more_is_not_read() -> None:
+    w = world()
+    serve(w, A)
+    w.restart()
+    first = w.arrive(A)
+    w.step("read")
+    w.tick()
+    w.release(first)
+    w.settle()
+    assert not read_counts(w)
+    assert w.cache.counts["missed_reads_total"] == 0
+    second = w.arrive(A)
+    w.settle()
+    assert w.admit(second)
+    assert second.lease.pages == 3
     w.finish()
 
 

@@ -180,7 +180,8 @@ def test_a_read_goes_on_while_anybody_waits() -> None:
     assert not ticket.abandoned
 
 
-def test_a_read_that_was_given_up_goes_on_for_who_comes_later() -> None:
+def test_what_was_given_up_is_read_again_for_who_comes_later() -> None:
+    """Not joined: whether it is still going to be read, only its lane knows."""
     w = stored()
     answered(w)
     (ticket,) = w.lanes["read"].queue
@@ -188,8 +189,12 @@ def test_a_read_that_was_given_up_goes_on_for_who_comes_later() -> None:
     w.tick()
     assert ticket.abandoned
     w.cache.transfers.speeds[READ].observe(1e9 * RECORD, 1.0)
-    assert not w.arrive(A).prefetch.done
-    assert not ticket.abandoned
+    later = w.arrive(A)
+    assert not later.prefetch.done
+    w.settle()
+    assert w.admit(later)
+    assert later.lease.pages == 3
+    w.finish()
 
 
 def test_a_question_that_takes_long_is_not_waited_for() -> None:
@@ -201,6 +206,7 @@ def test_a_question_that_takes_long_is_not_waited_for() -> None:
     request.prefetch.begun -= 61.0
     w.tick()
     assert w.cache.ready(request.prefetch)
+    assert w.cache.counts[SLOW] == 0, "nobody knows whether storage has it"
     w.settle()
     assert reading(w) == 0, "an answer that came too late starts a read"
     assert pages(w, 1, request, ABSENT) == []
@@ -225,6 +231,19 @@ def test_a_slow_store_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # --- slow loads
+
+
+def test_a_load_that_finds_no_room_is_no_try(monkeypatch: pytest.MonkeyPatch) -> None:
+    w = world_of(Policy(), TWO, [8, 8], [8, 8])
+    serve(w, A)
+    w.empty(0)
+    measured(w, LOAD, 60.0, 70.0)
+    monkeypatch.setattr(speed_room, "_RETRY_SECONDS", -1.0)
+    others = w.cache.admit(np.array(B, np.int32), chunk=len(B))
+    w.cache.grow(others, 16)
+    assert w.cache.admit(np.array(A, np.int32), chunk=7) is None
+    assert w.cache.transfers.speeds[LOAD].stale
+    w.cache.release(others)
 
 
 @pytest.mark.parametrize(("seconds", "loads"), [(50.0, True), (70.0, False)])
@@ -328,10 +347,11 @@ def test_one_is_to_try_again(now: list[float]) -> None:
     speed = Speed()
     speed.observe(1, 1.0)
     now[0] += 10.0
-    assert not speed.retry()
+    assert not speed.stale
     now[0] += 0.1
-    assert speed.retry()
-    assert not speed.retry(), "two try"
+    assert speed.stale
+    speed.tried()
+    assert not speed.stale, "two try"
 
 
 def test_a_try_that_is_fast_outweighs_what_was_slow_long_ago(now: list[float]) -> None:
@@ -339,6 +359,6 @@ def test_a_try_that_is_fast_outweighs_what_was_slow_long_ago(now: list[float]) -
     speed.observe(10, 100.0)
     for _ in range(4):
         now[0] += 20.0  # four half-lives
-        assert speed.retry()
+        assert speed.stale
         speed.observe(10, 0.001)
     assert speed.seconds(10) < 0.1

@@ -237,7 +237,7 @@ def test_a_hanging_touch_is_a_stall_too(bench) -> None:
 
 def test_calls_are_of_bounded_size(bench, monkeypatch) -> None:
     """So that a stall, an error or a closing lane concerns few records."""
-    monkeypatch.setattr(transfer, "_CALL_RECORDS", 100)
+    monkeypatch.setattr(transfer, "CALL_RECORDS", 100)
     store = Gate()
     store.open.set()
     b = bench(store)
@@ -249,7 +249,7 @@ def test_calls_are_of_bounded_size(bench, monkeypatch) -> None:
 
 def test_calls_before_the_breaker_opened_count(bench, monkeypatch) -> None:
     """One ticket of several calls: what was written stays written."""
-    monkeypatch.setattr(transfer, "_CALL_RECORDS", 2)
+    monkeypatch.setattr(transfer, "CALL_RECORDS", 2)
     b = bench()
     b.transfers.breaker = Breaker(failures=1)
     write = b.store.write
@@ -279,7 +279,7 @@ def test_a_probe_goes_on_to_the_first_gap(bench) -> None:
 
 
 def test_what_a_hit_may_do_without_ends_no_probe(bench, monkeypatch) -> None:
-    monkeypatch.setattr(transfer, "_CALL_RECORDS", 2)
+    monkeypatch.setattr(transfer, "CALL_RECORDS", 2)
     b = bench(schema=Schema(Identity("m"), P, FOUR.groups[::3]))
     b.store.records = dict.fromkeys(b.move(0, 0, 1, 2, 3).keys + b.move(1, 3).keys, "x")
     ticket = b.probe([False] * 5, [False] * 5)
@@ -300,7 +300,7 @@ def test_a_probe_asks_only_for_what_is_missing(bench) -> None:
 
 
 def test_a_long_probe_stops_at_a_gap(bench, monkeypatch) -> None:
-    monkeypatch.setattr(transfer, "_CALL_RECORDS", 4)
+    monkeypatch.setattr(transfer, "CALL_RECORDS", 4)
     store = Gate()
     store.open.set()
     b = bench(store)
@@ -356,23 +356,39 @@ def test_withdrawn_tickets_have_not_begun() -> None:
     assert reported == [first]
 
 
-# --- reads that are cut short
+# --- reads and loads, and how fast they are
 
 
-def test_an_abandoned_read_ends_with_the_call_under_way(bench, monkeypatch) -> None:
-    """What has come by then has landed, page by page with all its groups."""
-    monkeypatch.setattr(transfer, "_CALL_SHARE", 1 / 3)  # two records
+def test_an_abandoned_read_is_not_made_unless_it_has_begun(bench) -> None:
     gate = Gate()
     b = bench(gate)
-    both = [b.move(group, 0, 1, 2) for group in range(2)]
-    gate.records = dict.fromkeys(key for move in both for key in move.keys)
-    ticket = b.submit(READ, *both)
+    moves = [b.move(0, n) for n in range(2)]
+    gate.records = dict.fromkeys(key for move in moves for key in move.keys)
+    begun, waiting = (b.submit(READ, move) for move in moves)
     until(lambda: gate.calls)
-    ticket.abandoned = True
+    size = TWO.groups[0].record_bytes
+    b.transfers.speeds[READ].observe(size, 1e6)
+    assert b.transfers.seconds(READ, last=waiting) == pytest.approx(2e6)
+    begun.abandoned = waiting.abandoned = True
+    assert b.transfers.seconds(READ, size) == pytest.approx(1e6), "what is not made takes no time"
     gate.open.set()
-    assert b.landed(1) == [ticket]
-    assert [move.landed.tolist() for move in ticket.moves] == [[True, False, False]] * 2
-    assert ticket.left == 4 * TWO.groups[0].record_bytes
+    b.landed(2)
+    assert [ticket.moves[0].landed.tolist() for ticket in (begun, waiting)] == [[True], [False]]
+    assert len(gate.calls) == 1
+
+
+def test_what_a_device_does_first_is_no_part_of_how_fast_it_loads(bench) -> None:
+    class Busy:
+        def wait(self) -> None: ...
+
+        def synchronize(self) -> None:
+            time.sleep(0.2)
+
+    b = bench()
+    b.media.mark = Busy
+    b.submit(LOAD, b.move(0, 1))
+    b.landed(1)
+    assert b.transfers.seconds(LOAD, TWO.groups[0].record_bytes) < 0.1
 
 
 def test_the_speed_of_reads_is_measured_and_bounds_them(bench) -> None:
@@ -391,18 +407,17 @@ def test_the_speed_of_reads_is_measured_and_bounds_them(bench) -> None:
     ("pace", "total", "most"),  # pace: bytes per second, None: nothing was read yet
     [
         (None, 400 << 20, 1 << 20),
-        (None, 400, 100),
         (1e9, 1 << 30, 1e8),  # a tenth of a second
         (1e9, 40_000_000, 1e7),  # a quarter
         (1e9, 10_000_000, 5e6),  # five milliseconds
         (1e6, 10_000_000, 1e5),
     ],
 )
-def test_a_call_is_short_and_not_too_short(bench, pace, total: int, most: float) -> None:
+def test_a_read_is_short_and_not_too_short(bench, pace, total: int, most: float) -> None:
     b = bench()
     if pace:
         b.transfers.speeds[READ].observe(pace, 1.0)
-    assert b.transfers._call_bytes(total) == pytest.approx(most)
+    assert b.transfers.read_bytes(total) == pytest.approx(most)
 
 
 @pytest.mark.parametrize(("name", "together"), [(READ, [1, 1, 1]), (LOAD, [1, 2])])

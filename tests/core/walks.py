@@ -57,6 +57,8 @@ def walk(kind: str, seed: int, steps: int = 150) -> Counter[str]:
     """One walk, checked after every step; what happened on it."""
     rng = random.Random(seed)
     world = KINDS[kind](rng)
+    world.reads = (None, 0, 600)[seed % 3]  # also in parts: page by page, or a few at once
+    world.restart()
     for step in rng.choices(list(STEPS), list(STEPS.values()), k=steps):
         one(world, step, rng)
         world.check()

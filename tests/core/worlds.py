@@ -255,6 +255,7 @@ class World:
         self.lost: set[Key] = set()
         self.names: dict[bytes, Path] = {}  # chained key -> the page it must belong to
         self.happened: Counter[str] = Counter()  # so that a run can show that it did something
+        self.reads: int | None = None  # bytes of one read, or as many as the cache likes
         self.restart()
 
     # --- what may happen
@@ -274,6 +275,8 @@ class World:
             self._lane,
         )
         self.cache.transfers.breaker = Switch()
+        if self.reads is not None:
+            self.cache.transfers.read_bytes = lambda total: self.reads
         self.table = self.cache.residency.table
         self.oracle = Oracle()
 

@@ -29,9 +29,13 @@ class Mark(Protocol):
     def wait(self) -> None:
         """What the calling thread tells the device from now on is done after it."""
 
+    def synchronize(self) -> None:
+        """Return when the device has come to it."""
+
 
 class _Now:
     def wait(self) -> None: ...
+    def synchronize(self) -> None: ...
 
 
 NOW: Mark = _Now()

@@ -1,0 +1,151 @@
+"""Prefetches: their share of the host, what they read at once, and who waits for whom."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from test_policies import serve, world_of
+from worlds import TWO, WRITING, Request, World
+
+from kvkeep import prefetch
+from kvkeep.policy import Policy
+from kvkeep.schema import InvariantError
+
+
+def in_storage(*prompts: list[int], policy: str = "wait_complete") -> World:
+    """A world that has these prompts in storage only."""
+    w = world_of(Policy(prefetch=policy), TWO, [64, 64], [16, 16])
+    roomy = world_of(Policy(), TWO, [200, 200], [200, 200])
+    for tokens in prompts:
+        serve(roomy, tokens)
+    w.store.records, w.names = roomy.store.records, roomy.names
+    return w
+
+
+def answered(w: World, tokens: list[int]) -> Request:
+    """A request whose question to storage was answered."""
+    request = w.arrive(tokens)
+    w.step("read", len(w.lanes["read"].queue) - 1)
+    w.tick()
+    return request
+
+
+def taken(w: World) -> int:
+    """Host slots of a group that prefetches have."""
+    return int(np.count_nonzero((w.table.state[1, 0] == WRITING) | (w.table.pins[1, 0] > 0)))
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_the_share_holds_until_a_read_is_back(waits: bool) -> None:
+    """Whether a request still waits for it or is gone."""
+    prompts = [[token] * 17 for token in (1, 2, 3)]  # 8 pages each, the share
+    w = in_storage(*prompts)
+    for tokens in prompts:
+        request = answered(w, tokens)
+        if not waits:
+            w.release(request)
+        assert taken(w) == 8
+    w.finish()
+
+
+def test_who_joins_a_read_keeps_its_pages_within_the_share() -> None:
+    first, second = [1] * 17, [2] * 17
+    w = in_storage(first, second)
+    one, two = answered(w, first), answered(w, first)
+    w.settle()
+    w.release(one)
+    other = answered(w, second)
+    w.settle()
+    assert taken(w) == 8
+    assert not w.cache.ready(other.prefetch)
+    w.release(two)
+    w.settle()
+    assert w.admit(other)
+    assert other.lease.pages == 8
+    w.finish()
+
+
+def test_a_prefetch_waits_for_room_for_all_of_it() -> None:
+    """What it finds on the host takes some, too."""
+    first, second = [1] * 9, [2] * 15  # 4 pages; 7, of which 3 are on the host
+    w = in_storage(first, second)
+    serve(w, second[:7])
+    w.empty(0)
+    one, two = answered(w, first), answered(w, second)
+    w.settle()
+    assert not w.cache.ready(two.prefetch)
+    assert w.admit(one)
+    w.settle()
+    assert w.admit(two)
+    assert two.lease.pages == 7
+    w.finish()
+
+
+def test_who_waits_long_lets_nobody_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    long, short = [1] * 25, [2] * 3  # 12 pages, more than the share; one, on the host
+    w = in_storage(long)
+    serve(w, short)
+    w.empty(0)
+    before, waiting = w.arrive(short), answered(w, long)
+    w.settle()
+    after = w.arrive(short)
+    assert before.prefetch.pinned
+    assert after.prefetch.pinned
+    w.release(after)
+    monkeypatch.setattr(prefetch, "_PATIENCE", -1.0)
+    after = w.arrive(short)
+    assert w.cache.ready(after.prefetch)
+    w.release(before)
+    w.settle()
+    assert w.cache.ready(waiting.prefetch)
+    w.release(after)
+    w.finish()
+
+
+def test_what_has_come_is_of_use_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A prompt is read in parts, each a few pages with all their groups."""
+    tokens = [1] * 17
+    w = in_storage(tokens, policy="timeout")
+    size = sum(group.record_bytes for group in TWO.groups)
+    monkeypatch.setattr(w.cache.transfers, "read_bytes", lambda total: 3 * size)
+    request = answered(w, tokens)
+    queue = w.lanes["read"].queue
+    assert [[len(move.pages) for move in ticket.moves] for ticket in queue] == [[3, 3]] * 2 + [
+        [2, 2]
+    ]
+    w.step("read")
+    w.tick()
+    assert not w.cache.ready(request.prefetch)
+    request.prefetch.begun -= 2.0
+    assert w.admit(request)
+    assert request.lease.pages == 3
+    w.settle()
+    assert len(w.store.reads) == 6, "the rest is read, and nobody waits for it"
+    w.finish()
+
+
+def test_a_read_is_one_call_of_a_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefetch, "CALL_RECORDS", 5)
+    w = in_storage([1] * 17)
+    answered(w, [1] * 17)
+    records = [sum(len(m.pages) for m in t.moves) for t in w.lanes["read"].queue]
+    assert records == [4, 4, 4, 4]
+
+
+def test_a_prefetch_that_breaks_is_waited_for_by_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    w = in_storage([1] * 9)
+    request = w.arrive([1] * 9)
+
+    def raises(*_: object) -> None:
+        raise InvariantError("planted")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(w.cache.residency.host, "adopt", raises)
+        w.settle()
+        other = w.arrive([2] * 9)
+    assert w.cache.counts["invariant_errors_total"] == 1
+    assert w.cache.ready(request.prefetch)
+    w.settle()
+    w.cache.check()
+    for each in (request, other):
+        assert w.admit(each)
