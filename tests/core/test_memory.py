@@ -1,6 +1,7 @@
 """Bytes on the device and on the host, and the copies between them."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -223,6 +224,24 @@ def test_a_tier_may_be_empty(layout: str) -> None:
 def test_what_does_not_exist_is_refused(layout: str, backend: str, what: str) -> None:
     with pytest.raises(ConfigError, match=what):
         Memory(schema(FULL), [1], [1], "cpu", layout, backend)
+
+
+HUGE = Path("/sys/kernel/mm/transparent_hugepage")
+
+
+@pytest.mark.skipif(not HUGE.exists(), reason="this system has no huge pages")
+def test_arenas_may_have_huge_pages() -> None:
+    """What processes could share has none, unless a system is set up for it."""
+    memory = Memory(schema(FULL), [4], [4])
+    address = memory.arenas[0].data_ptr()
+    mapped = re.findall(
+        r"^([0-9a-f]+)-([0-9a-f]+) .*?^VmFlags: (.*?)$",
+        Path("/proc/self/smaps").read_text(),
+        re.MULTILINE | re.DOTALL,
+    )
+    (flags,) = (f for first, last, f in mapped if int(first, 16) <= address < int(last, 16))
+    assert "hg" in flags.split()
+    assert "sh" not in flags.split()
 
 
 def test_lanes_may_write_to_what_was_made_in_inference_mode() -> None:

@@ -102,7 +102,8 @@ class CudaStream:
 
 def _memory(size: int) -> NDArray[np.uint8]:
     """Zeros in memory pages of their own, huge ones where the system has them."""
-    pages = mmap.mmap(-1, max(size, 1))
+    # Private: what is shared has no huge pages, as systems are set up.
+    pages = mmap.mmap(-1, max(size, 1), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with suppress(AttributeError, OSError):
         pages.madvise(mmap.MADV_HUGEPAGE)
     return np.frombuffer(pages, np.uint8, size)
