@@ -5,18 +5,21 @@ from __future__ import annotations
 import json
 import sys
 from functools import partial
+from io import StringIO
 from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from kvkeep import cli
-from kvkeep.bench import files, tree
+from kvkeep.bench import files, measure, tree
 from kvkeep.bench.index import Ours
 from kvkeep.bench.load import GROUPS, make_load
-from kvkeep.bench.measure import Samples, Step
-from kvkeep.bench.parts import CORE, PARTS
+from kvkeep.bench.measure import Row, Samples, Step, Tell
+from kvkeep.bench.parts import CORE, PARTS, Setting
+from kvkeep.bench.run import WIDTH, as_table, run
 from kvkeep.schema import ConfigError, StoreError
 
 PAGE = 16
@@ -141,6 +144,45 @@ def test_core_runs_and_tells(tmp_path: Path) -> None:
                 assert row["ratio"] == pytest.approx(row["ours"] / row["peer_value"])
     assert "svg" in chart.read_text()[:500]
     assert "left out, for want of --peer-sglang DIR and --peer-vllm" in output
+
+
+@pytest.mark.parametrize("option", ["--json", "--plot"])
+def test_where_nothing_can_be_written_nothing_is_measured(
+    option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(PARTS, "tree8k", lambda setting, tell: pytest.fail("measured"))
+    with pytest.raises(ConfigError, match="cannot write"):
+        bench("tree8k", option, tmp_path / "none" / "x.svg")
+    with pytest.raises(ConfigError, match="cannot draw a chart as 'json'"):
+        bench("tree8k", "--plot", tmp_path / "x.json")
+
+
+def test_a_run_that_breaks_keeps_the_rows_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(setting: Setting, tell: Tell) -> list[Row]:
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(PARTS, "tree8k", lambda setting, tell: [measure.row("match", 1.0, "us")])
+    monkeypatch.setitem(PARTS, "calls", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run(["tree8k", "calls"], Setting(), tmp_path / "rows.json")
+    found = json.loads((tmp_path / "rows.json").read_text())
+    assert [row["name"] for row in found["parts"]["tree8k"]] == ["match"]
+
+
+@pytest.mark.parametrize("width", [WIDTH, 110, 160])
+def test_a_table_folds_names_and_never_figures(width: int) -> None:
+    names = ("prefill and 64 tokens, batch 32, padded", "model without attention + attention alone")
+    one = measure.row(names[0], 1_234_567.0, "tokens/s", names[1], 7_654_321.0)
+    one["ours_p99"], one["peer_p99"] = 2_345_678.0, 8_765_432.0
+    console = Console(width=width, file=StringIO())
+    console.print(as_table("decode", [one]))
+    found = console.file.getvalue()
+    assert max(map(len, found.splitlines())) <= width
+    assert "…" not in found
+    for figure in ("1,234,567", "2,345,678", "tokens/s", "7,654,321", "8,765,432", "0.16"):
+        assert found.count(figure) == 1
 
 
 def test_a_part_that_there_is_not(tmp_path: Path) -> None:

@@ -5,8 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..chart import chart
+from ..chart import chart, need_matplotlib
+from ..output import writable
+from ..schema import ConfigError
 from .measure import Row
+
+
+def drawable(file: Path) -> None:
+    """Raise ConfigError, before any work is done, unless a chart can be drawn there."""
+    need_matplotlib()
+    from matplotlib.figure import Figure
+
+    known = Figure().canvas.get_supported_filetypes()
+    if file.suffix and file.suffix[1:].lower() not in known:
+        raise ConfigError(f"cannot draw a chart as {file.suffix[1:]!r}: try {', '.join(known)}")
+    writable(file)
 
 
 def draw_ratios(file: Path, rows: Sequence[Row]) -> None:
