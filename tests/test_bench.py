@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import nullcontext
 from functools import partial
 from io import StringIO
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -14,11 +16,11 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from kvkeep import cli
-from kvkeep.bench import files, measure, tree
+from kvkeep.bench import files, measure, plot, residents, tree
 from kvkeep.bench.index import Ours
 from kvkeep.bench.load import GROUPS, make_load
 from kvkeep.bench.measure import Row, Samples, Step, Tell
-from kvkeep.bench.parts import CORE, PARTS, Setting
+from kvkeep.bench.parts import PARTS, Setting, core
 from kvkeep.bench.run import WIDTH, as_table, run
 from kvkeep.schema import ConfigError, StoreError
 
@@ -104,6 +106,50 @@ def test_a_life_fills_evicts_fills_again_and_evicts(built: str) -> None:
     side._residency.check()
 
 
+# --- full caches
+
+
+def test_matches_are_of_recent_sequences_and_of_any_that_are_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    matched: list[tuple[int, int]] = []  # which, and pages that were found
+
+    class Noted(Ours):
+        def match(self, i: int) -> Step:
+            step = super().match(i)
+
+            def noted() -> int:
+                matched.append((i, len(step())))
+                return matched[-1][1]
+
+            return noted
+
+    monkeypatch.setattr(residents, "Ours", Noted)
+    held = 40
+    rows = residents.measure_times([held * 128, 60 * 128], 2, lambda _: None)
+    names = [row["name"].partition(": ")[2] for row in rows]
+    assert names[:2] == ["match, any", "match, recent"]
+    assert names.count("match, any") == names.count("match, recent") == 3  # one beside the first
+    assert {pages for _, pages in matched} == {128}
+    first = [i for i, _ in matched[: residents.BURST]]
+    assert min(first) < held - 1 - residents.RECENT
+    assert set(first) == set(range(held - 1))
+
+
+# --- charts
+
+
+def test_bars_are_left_of_1_where_ours_is_better(monkeypatch: pytest.MonkeyPatch) -> None:
+    axes = MagicMock()
+    monkeypatch.setattr(plot, "chart", lambda *_: nullcontext(axes))
+    faster = [
+        measure.row("turn", 1.0, "ms", "theirs", 2.0),
+        measure.row("decode", 20.0, "tokens/s", "theirs", 10.0),
+    ]
+    plot.draw_ratios(Path("chart.svg"), faster)
+    assert [call.args[0] for call in axes.plot.call_args_list] == [[1, 0.5], [1, 0.5]]
+
+
 # --- stores
 
 
@@ -112,8 +158,34 @@ def test_a_store_that_reads_other_bytes_is_no_peer(tmp_path: Path) -> None:
         def read(self, first: int, out: files.Bodies) -> Step:
             return lambda: None
 
+    peers = {"forgetful": Forgetful}
     with pytest.raises(StoreError, match="forgetful read other bytes"):
-        files.measure(8192, files.BATCH * 8192, {"forgetful": Forgetful}, 1, lambda _: None)
+        files.measure(8192, files.BATCH * 8192, peers, 1, lambda _: None, tmp_path)
+
+
+def test_files_lie_where_they_are_to(tmp_path: Path) -> None:
+    found = set[Path]()
+
+    class Seen(files.Plain):
+        def __init__(self, directory: Path, size: int) -> None:
+            found.update(directory.parents)
+            super().__init__(directory, size)
+
+    files.measure(8192, files.BATCH * 8192, {"seen": Seen}, 1, lambda _: None, tmp_path)
+    assert tmp_path in found
+    assert not list(tmp_path.iterdir())
+
+
+SHM = Path("/dev/shm")
+
+
+@pytest.mark.skipif(not SHM.is_mount(), reason="there is no file system in memory")
+def test_no_read_is_cold_of_files_that_are_in_memory() -> None:
+    assert files.in_memory(SHM)
+    assert not files.in_memory(Path("/proc"))
+    rows = files.measure(8192, files.BATCH * 8192, {}, 1, lambda _: None, SHM)
+    assert [row["name"].rpartition(": ")[2] for row in rows] == ["write", "read, warm"]
+    assert f"Cold reads left out: {SHM} is in memory" in bench("files", "--quick", "--dir", SHM)
 
 
 def test_plain_io_moves_all_bytes(tmp_path: Path) -> None:
@@ -133,7 +205,7 @@ def test_core_runs_and_tells(tmp_path: Path) -> None:
     output = bench("core", "--quick", "--repeats", 1, "--json", file, "--plot", chart)
     found = json.loads(file.read_text())
     assert {"cpu", "cores", "memory_gib", "python", "torch", "commit"} <= found["machine"].keys()
-    assert tuple(found["parts"]) == CORE
+    assert tuple(found["parts"]) == core(quick=True)
     for part, rows in found["parts"].items():
         assert part in output
         assert rows
@@ -188,7 +260,13 @@ def test_a_table_folds_names_and_never_figures(width: int) -> None:
 def test_a_part_that_there_is_not(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot bench 'speed'; there are core, tree8k"):
         bench("speed")
-    assert set(CORE) < set(PARTS)
+    assert set(core(quick=False)) < set(PARTS)
+
+
+def test_trees_of_one_tiny_size_are_measured_once() -> None:
+    trees = [part for part in core(quick=False) if part.startswith("tree")]
+    assert len(trees) == 3
+    assert set(core(quick=False)) - set(core(quick=True)) == set(trees[1:])
 
 
 def test_a_peer_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

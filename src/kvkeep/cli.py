@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
+from tempfile import gettempdir
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -364,6 +365,18 @@ def bench(
             "residents, memory, copies, files. Or decode, engine: the engine on it.",
         ),
     ],
+    directory: Annotated[
+        Path,
+        typer.Option(
+            "--dir",
+            help="Where the files benchmark writes. Default: the temporary directory.",
+            default_factory=lambda: Path(gettempdir()),
+            show_default=False,
+            exists=True,
+            file_okay=False,
+            writable=True,
+        ),
+    ],
     peer_sglang: Annotated[
         Path | None,
         typer.Option(help="Compare with SGLang, imported from this directory.", metavar="DIR"),
@@ -383,12 +396,12 @@ def bench(
     """Measure the cache's parts, beside what others do for the same.
 
     Sides take turns in one process; a row has the median of each and its 99th percentile. ratio is
-    ours / theirs: of times, below 1 is faster. docs/bench.md tells what is timed.
+    ours / theirs: of times, below 1 is faster; of rates, above. docs/bench.md tells what is timed.
     """
     from .bench.parts import Setting
     from .bench.run import run
 
-    run(parts, Setting(repeats, quick, peer_sglang, peer_vllm), json, plot)
+    run(parts, Setting(repeats, quick, peer_sglang, peer_vllm, directory), json, plot)
 
 
 @app.command()

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from tempfile import gettempdir
 
 from .measure import Row, Tell
 
@@ -18,6 +19,7 @@ class Setting:
     quick: bool = False  # sizes that show that it runs, and nothing else
     sglang: Path | None = None  # a directory to import SGLang from
     vllm: bool = False  # compare with the vLLM that is installed
+    directory: Path = Path(gettempdir())  # for files
 
 
 def _tree(length: int, sequences: int, setting: Setting, tell: Tell) -> list[Row]:
@@ -67,7 +69,8 @@ def _files(setting: Setting, tell: Tell) -> list[Row]:
     makes = stores(setting.sglang)
     sizes = (8 << 10,) if setting.quick else (1 << 20, 64 << 10)
     total = files.BATCH * sizes[0] if setting.quick else files.TOTAL
-    return [row for n in sizes for row in files.measure(n, total, makes, setting.repeats, tell)]
+    measure = partial(files.measure, where=setting.directory)
+    return [row for n in sizes for row in measure(n, total, makes, setting.repeats, tell)]
 
 
 def _decode(setting: Setting, tell: Tell) -> list[Row]:
@@ -98,5 +101,8 @@ PARTS: dict[str, Callable[[Setting, Tell], list[Row]]] = {
 }
 """By name: ``measure(setting, tell) -> rows``."""
 
-CORE = ("tree8k", "tree32k", "tree131k", "calls", "residents", "memory", "copies", "files")
-"""Those that measure the cache, and neither models nor servers."""
+
+def core(quick: bool) -> tuple[str, ...]:
+    """Those that measure the cache, and neither models nor servers. Tiny trees are all the same."""
+    trees = ("tree8k",) if quick else ("tree8k", "tree32k", "tree131k")
+    return (*trees, "calls", "residents", "memory", "copies", "files")

@@ -23,8 +23,13 @@ def drawable(file: Path) -> None:
 
 
 def draw_ratios(file: Path, rows: Sequence[Row]) -> None:
-    """A bar per row that has a peer, on a logarithmic axis: left of 1, ours is the smaller."""
-    bars = [(f"{row['name']} / {row['peer']}", row["ratio"]) for row in rows if row["ratio"]]
+    """A bar per row that has a peer, on a logarithmic axis: left of 1, ours is the better. Of rates
+    that is peer / ours, as if it were the time that each takes."""
+    bars = [
+        (f"{row['name']} / {row['peer']}", 1 / ratio if row["unit"].endswith("/s") else ratio)
+        for row in rows
+        if (ratio := row["ratio"])
+    ]
     with chart(file, 9, 1 + 0.2 * len(bars)) as axes:
         for at, (_, ratio) in enumerate(bars):
             axes.plot([1, ratio], [at, at], linewidth=5, solid_capstyle="butt", color="tab:blue")
@@ -32,7 +37,7 @@ def draw_ratios(file: Path, rows: Sequence[Row]) -> None:
         axes.invert_yaxis()
         axes.set_xscale("log")
         axes.axvline(1, color="black", linewidth=0.8)
-        axes.set_xlabel("ours / peer")
+        axes.set_xlabel("ours / peer, of what it takes: left of 1 is better")
 
 
 def draw_first_token(file: Path, rows: Sequence[Row]) -> None:

@@ -17,8 +17,8 @@ LENGTH, PAGE = 8192, 64  # tokens
 SOURCE = Path(__file__).parent.parent
 EVICT = "evict 64"
 VICTIMS = 64  # pages of an eviction; as many come anew, so the cache stays as full
-RECENT = 20  # of the sequences that came last, which are matched
-BURST = 250  # matches and evictions in one turn
+RECENT = 20  # sequences that came last: few enough for the processor's caches
+BURST = 250  # matches of a kind, and evictions, in one turn
 
 
 def measure_times(counts: Sequence[int], repeats: int, tell: Tell) -> list[Row]:
@@ -54,7 +54,7 @@ class _Full:
     The others come one after another, and the oldest go."""
 
     def __init__(self, load: Load, held: int) -> None:
-        self._length = load.length
+        self._held, self._length = held, load.length
         self._index = Ours(load, slots=held * load.length // load.page_tokens)
         self._random = np.random.default_rng(held)
         self._newest, self._end = -1, load.length  # the sequence that is coming, and how much has
@@ -63,11 +63,13 @@ class _Full:
 
     def live(self, note: Note) -> None:
         """One turn."""
+        for i in self._random.integers(self._newest - self._held + 1, self._newest, BURST).tolist():
+            note("match, any", self._index.match(i))
         late = self._newest - np.arange(1, 1 + min(RECENT, self._newest))
         for i in late.tolist():
             self._index.match(i)()  # so that each cache begins with them in the processor's
         for i in self._random.choice(late, BURST).tolist():
-            note("match", self._index.match(i))
+            note("match, recent", self._index.match(i))
         for _ in range(BURST):
             note(EVICT, self._index.evict(VICTIMS))
             self._come(VICTIMS * PAGE)()

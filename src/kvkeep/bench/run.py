@@ -11,9 +11,10 @@ from rich.table import Table
 
 from ..output import writable, write_json
 from ..schema import ConfigError
+from .files import in_memory
 from .machine import machine
 from .measure import Row
-from .parts import CORE, PARTS, Setting
+from .parts import PARTS, Setting, core
 from .plot import draw_first_token, draw_ratios, drawable
 
 WIDTH = 80  # columns of a table; in fewer, figures would not fit
@@ -32,8 +33,9 @@ def run(
         ConfigError: a part is not known, a file cannot be written, a peer cannot be imported, or
             matplotlib is missing.
     """
+    cores = core(setting.quick)
     parts = list(
-        dict.fromkeys(part for name in names for part in (CORE if name == "core" else [name]))
+        dict.fromkeys(part for name in names for part in (cores if name == "core" else [name]))
     )
     if unknown := [part for part in parts if part not in PARTS]:
         raise ConfigError(f"cannot bench {unknown[0]!r}; there are core, {', '.join(PARTS)}")
@@ -56,6 +58,8 @@ def run(
     peers = {"--peer-sglang DIR": setting.sglang, "--peer-vllm": setting.vllm}
     if absent := [flag for flag, peer in peers.items() if not peer]:
         console.print(f"Peers left out, for want of {' and '.join(absent)}.")
+    if "files" in parts and in_memory(setting.directory):
+        console.print(f"Cold reads left out: {setting.directory} is in memory.", markup=False)
     if plot is not None:
         everything = [row for rows in measured.values() for row in rows]
         draw_ratios(plot, everything)
