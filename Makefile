@@ -14,7 +14,7 @@ MODEL_TESTS := $(addprefix tests/,test_families.py test_models.py test_runner.py
 
 # Needs no environment of its own: PyTorch for CUDA is large, and what a machine has is what counts.
 GPU_PYTHON ?= python3
-GPU_TESTS  := tests/gpu tests/core/test_memory.py
+GPU_TESTS  := tests/gpu tests/core/test_memory.py tests/core/test_cuda.py
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-oldest gpu lint format clean
@@ -33,8 +33,8 @@ test-oldest: $(OLDEST)/.ready ## run the tests of models and drafts on the oldes
 
 gpu: ## run the tests and benchmarks that need a CUDA device, with GPU_PYTHON and what it has installed
 	@if $(GPU_PYTHON) -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then \
-		PYTHONPATH=src $(GPU_PYTHON) -m pytest -m gpu $(GPU_TESTS) && \
-		PYTHONPATH=src $(GPU_PYTHON) -m kvkeep.bench.gpu; \
+		PYTHONPATH=src $(GPU_PYTHON) -m pytest -m gpu $(GPU_TESTS); failed=$$?; \
+		PYTHONPATH=src $(GPU_PYTHON) -m kvkeep.bench.gpu || failed=$$?; exit $$failed; \
 	else echo "not run: $(GPU_PYTHON) has no PyTorch that sees a CUDA device"; fi
 
 lint: $(READY) ## check format, style, types and the direction of imports

@@ -225,6 +225,8 @@ def test_where_nothing_can_be_written_nothing_is_measured(
     monkeypatch.setitem(PARTS, "tree8k", lambda setting, tell: pytest.fail("measured"))
     with pytest.raises(ConfigError, match="cannot write"):
         bench("tree8k", option, tmp_path / "none" / "x.svg")
+    with pytest.raises(ConfigError, match="cannot write"):
+        bench("files", "--dir", tmp_path / "none")
     with pytest.raises(ConfigError, match="cannot draw a chart as 'json'"):
         bench("tree8k", "--plot", tmp_path / "x.json")
 

@@ -6,7 +6,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from tempfile import gettempdir
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -365,25 +364,12 @@ def bench(
             "residents, memory, copies, files. Or decode, engine: the engine on it.",
         ),
     ],
-    directory: Annotated[
-        Path,
-        typer.Option(
-            "--dir",
-            help="Where the files benchmark writes. Default: the temporary directory.",
-            default_factory=lambda: Path(gettempdir()),
-            show_default=False,
-            exists=True,
-            file_okay=False,
-            writable=True,
-        ),
-    ],
     peer_sglang: Annotated[
         Path | None,
         typer.Option(help="Compare with SGLang, imported from this directory.", metavar="DIR"),
     ] = None,
-    peer_vllm: Annotated[
-        bool, typer.Option("--peer-vllm", help="Compare with the vLLM that is installed.")
-    ] = False,
+    peer_vllm: Annotated[bool, typer.Option("--peer-vllm", help="With installed vLLM.")] = False,
+    directory: Annotated[Path | None, typer.Option("--dir", help="To write files in.")] = None,
     repeats: Annotated[int, typer.Option(help="Turns of each side.", min=1)] = 5,
     quick: Annotated[
         bool, typer.Option("--quick", help="Tiny sizes: shows that it runs, measures nothing.")

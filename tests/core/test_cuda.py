@@ -54,13 +54,13 @@ def test_a_save_waits_for_the_step_that_writes(memory: Memory) -> None:
     mark = memory.mark()
     on_a_lane(lambda: memory.save(EVERYTHING, [mark])).join()
     fill(memory, 0)
-    memory.load(EVERYTHING)
+    memory.load(EVERYTHING, [memory.mark()])
     assert [pool.unique().tolist() for pool in pools(memory)] == [[i] for i in range(1, 6)]
 
 
 def test_a_load_waits_for_the_step_that_reads(memory: Memory) -> None:
     fill(memory, 1)
-    memory.save(EVERYTHING)
+    memory.save(EVERYTHING, [memory.mark()])
     fill(memory, 11)
     torch.cuda._sleep(LONG)
     read = [pool.clone() for pool in pools(memory)]
@@ -73,7 +73,7 @@ def test_a_load_waits_for_the_step_that_reads(memory: Memory) -> None:
 def test_a_step_waits_for_each_layer(memory: Memory) -> None:
     """It is told what to do when the copies have only been queued, behind other work."""
     fill(memory, 1)
-    memory.save(EVERYTHING)
+    memory.save(EVERYTHING, [memory.mark()])
     fill(memory, 11)
     beside = torch.cuda.Stream()
     with torch.cuda.stream(beside):

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 from threading import Thread
@@ -49,13 +50,17 @@ class Pages:
 
 
 class Llama:
-    """The model twice, with different weights: served by us, and as transformers runs it."""
+    """The model twice, with different weights: served by us, and as transformers runs it.
 
-    def __init__(self) -> None:
+    Args:
+        changes: to its shape.
+    """
+
+    def __init__(self, device: str = "cuda", **changes: float) -> None:
         import transformers
 
-        shape = {**json.loads(CONFIG.read_text()), "max_position_embeddings": 2 * PREFIX}
-        with torch.device("cuda"):
+        shape = {**json.loads(CONFIG.read_text()), "max_position_embeddings": 2 * PREFIX, **changes}
+        with torch.device(device):
             ours, self.theirs = (
                 transformers.AutoModelForCausalLM.from_config(
                     transformers.LlamaConfig(**shape),
@@ -70,7 +75,8 @@ class Llama:
 
     def memory(self, device: int, host: int, backend: str = "direct") -> Memory:
         """Pools and arenas of so many pages."""
-        return Memory(self.schema, [device], [host], "cuda", backend=backend)
+        where = self.target.device.type
+        return Memory(self.schema, [device], [host], where, backend=backend)
 
 
 @torch.inference_mode()
@@ -101,63 +107,98 @@ def hidden_load(llama: Llama, backend: str, turns: int) -> Row:
 
 
 def decode(llama: Llama, peer: str) -> Row:
-    """Tokens per second of one sequence after a prompt of 1k: recorded steps beside ``generate``'s,
-    which gets a stopping criterion that stops nothing and takes a step of ours.
+    """Tokens per second of one sequence after a prompt of 1k, by a bare loop: forward, argmax, and
+    the host reads the token. An engine does more in a step, and so does ``generate``.
 
     Args:
-        peer: "generate", or what else is in :data:`PEERS`.
+        peer: one of :data:`PEERS`.
     """
-    import transformers
-
-    step, end = _decoding(llama), 0.0
-    ours: list[float] = []
-    theirs: list[float] = []
-
-    def between(tokens: Tensor, _scores: object) -> Tensor:
-        nonlocal end
-        torch.cuda.synchronize()
-        theirs.append(time.perf_counter() - end)
-        ours.append(seconds(step))
-        end = time.perf_counter()
-        return torch.zeros(len(tokens), dtype=torch.bool, device="cuda")
-
-    prompt = torch.randint(llama.target.vocab_size, (1, PROMPT), device="cuda")
-    llama.theirs.generate(
-        prompt,
-        attention_mask=torch.ones_like(prompt),
-        generation_config=transformers.GenerationConfig(
-            max_new_tokens=WARM_UP + STEPS, do_sample=False, pad_token_id=0, **PEERS[peer]
-        ),
-        stopping_criteria=[between],
-    )
-    mine, other = (1 / median(taken[WARM_UP:]) for taken in (ours, theirs))
-    return row(f"decode, batch 1, {PROMPT} tokens", mine, "tokens/s", peer, other)
+    prompt = torch.randint(llama.target.vocab_size, (1, PROMPT), device=llama.target.device)
+    step = _loop(llama, prompt[0])
+    assert llama.target.graphs is not None
+    mine, other = PEERS[peer](llama, prompt, step)
+    how = "recorded" if llama.target.graphs.recorded else "NOT recorded"
+    name = f"forward and argmax, batch 1, {PROMPT} tokens, {how}"
+    return row(name, 1 / mine, "tokens/s", peer, 1 / other)
 
 
-PEERS: dict[str, dict[str, Any]] = {
-    "generate": {},
-    "generate, static cache, compiled": {"cache_implementation": "static"},
-}
-"""transformers' own ways, and their settings."""
-
-
-def _decoding(llama: Llama) -> Step:
+def _loop(llama: Llama, prompt: Tensor) -> Step:
     """Makes one token of a sequence, by a recording."""
     pages = -(-(PROMPT + 2 * (WARM_UP + STEPS)) // PAGE)
     memory, tables = llama.memory(pages, 0), Pages(_scattered(pages, 0))
     llama.target.graphs = Graphs()
-    at, tokens = 0, torch.randint(llama.target.vocab_size, (PROMPT,), device="cuda")
+    at, tokens = 0, prompt
 
     @torch.inference_mode()
-    def step() -> None:
+    def step() -> object:
         nonlocal at, tokens
         run = Run(tables, at, len(tokens), keep=1)
         logits, _ = llama.target.forward(tokens, [run], memory.pools)
         at, tokens = at + len(tokens), logits.argmax(-1)
-        torch.cuda.synchronize()
+        return tokens.item()
 
     step()
     return step
+
+
+def transformers_loop(llama: Llama, prompt: Tensor, new: int) -> Step:
+    """The same by transformers' model: a static cache, and all but the prompt is compiled."""
+    import transformers
+
+    model = llama.theirs
+    cache = transformers.StaticCache(config=model.config, max_cache_len=prompt.shape[1] + new)
+    forward, tokens = model, prompt
+
+    @torch.no_grad()
+    def step() -> object:
+        nonlocal forward, tokens
+        logits = forward(input_ids=tokens, past_key_values=cache, logits_to_keep=1).logits
+        forward, tokens = model.get_compiled_call(None), logits[:, -1].argmax(-1, keepdim=True)
+        return tokens.item()
+
+    return step
+
+
+def _beside_loop(llama: Llama, prompt: Tensor, step: Step) -> list[float]:
+    """Median seconds of ``step``, and of one of :func:`transformers_loop`."""
+    theirs = transformers_loop(llama, prompt, WARM_UP + STEPS)
+    return interleaved((step, theirs), STEPS, WARM_UP)
+
+
+def _beside_generate(llama: Llama, prompt: Tensor, step: Step, **options: Any) -> list[float]:
+    """Median seconds of ``step``, and of a turn of ``generate``'s loop, which gets a stopping
+    criterion that stops nothing and takes a step of ours."""
+    import transformers
+
+    taken, end = list[tuple[float, float]](), 0.0
+
+    def between(tokens: Tensor, _scores: object) -> Tensor:
+        nonlocal end
+        tokens[0, -1].item()
+        theirs = time.perf_counter() - end
+        taken.append((seconds(step), theirs))
+        end = time.perf_counter()
+        return torch.zeros(len(tokens), dtype=torch.bool, device=tokens.device)
+
+    llama.theirs.generate(
+        prompt,
+        attention_mask=torch.ones_like(prompt),
+        generation_config=transformers.GenerationConfig(
+            max_new_tokens=WARM_UP + STEPS, do_sample=False, pad_token_id=0, **options
+        ),
+        stopping_criteria=[between],
+    )
+    return [median(times) for times in zip(*taken[WARM_UP:], strict=True)]
+
+
+PEERS: dict[str, Callable[[Llama, Tensor, Step], list[float]]] = {
+    "generate, its whole loop": _beside_generate,
+    "generate, its whole loop, static cache, compiled": partial(
+        _beside_generate, cache_implementation="static"
+    ),
+    "transformers' model, the same loop, static cache, compiled": _beside_loop,
+}
+"""transformers' own ways: median seconds of a step of ours, and of theirs."""
 
 
 def _scattered(pages: int, seed: int) -> NDArray[np.int32]:

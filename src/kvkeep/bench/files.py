@@ -112,14 +112,14 @@ def in_memory(directory: Path) -> bool:
 
 
 def measure(
-    size: int, total: int, peers: dict[str, Make], repeats: int, tell: Tell, where: Path
+    size: int, total: int, peers: dict[str, Make], repeats: int, tell: Tell, where: Path | None
 ) -> list[Row]:
     """Write, read warm and read cold; batches take turns, on fresh files each time.
 
     Args:
         size: bytes of a record.
         total: bytes that are written and read, of whole batches.
-        where: a directory for the files.
+        where: a directory for the files; None: the temporary one.
     """
     sides: dict[str, Make] = {OURS: Ours, "plain I/O": Plain, **peers}
     bodies = np.random.default_rng(0).integers(256, size=(total // size, size), dtype=np.uint8)

@@ -2,63 +2,95 @@
 
 Copies between device and host, a load hidden behind a prefill, and decoding, on a model with random
 weights in the shape of Llama 3.1 8B (48 GiB of device memory). The sides take turns in one process;
-rows hold medians.
+rows hold medians. Each is told and written when it is known: what comes last may break the process.
 """
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from rich.console import Console
-from rich.table import Table
 
+from ..output import writable, write_json
 from . import copies
 from .device_model import PEERS, Llama, decode, hidden_load
+from .machine import machine
 from .measure import Row, Tell
 
 COPIED = 1024  # MiB
 TURNS = 15
 
 
-def measure(tell: Tell) -> list[tuple[Row, str]]:
-    """Rows, and what their ratios ours / peer are to be."""
-    rows = [(one, "<= 1.18") for one in copies.measure(COPIED, TURNS, tell)]
-    tell("a random Llama 3.1 8B")
-    llama = Llama()
-    for backend in ("direct", "kernel"):
-        tell(f"a load behind a prefill, {backend}")
-        rows.append((hidden_load(llama, backend, TURNS), ">= 0.8"))
-    for peer, goal in zip(PEERS, (">= 3", ">= 0.8"), strict=True):
-        tell(f"decoding beside {peer}")
-        rows.append((decode(llama, peer), goal))
+class Part(NamedTuple):
+    """What is measured together."""
+
+    name: str
+    goal: str  # what the ratios ours / peer are to be
+    measure: Callable[[], Sequence[Row]]
+
+
+def parts(tell: Tell) -> list[Part]:
+    """All there is, the riskiest last."""
+    llama = cache(Llama)
+
+    def hidden(backend: str) -> list[Row]:
+        return [hidden_load(llama(), backend, TURNS)]
+
+    def decoding(peer: str) -> list[Row]:
+        return [decode(llama(), peer)]
+
+    return [
+        Part("copies", "<= 1.18", lambda: copies.measure(COPIED, TURNS, tell)),
+        *(
+            Part(f"a load behind a prefill, {backend}", ">= 0.8", partial(hidden, backend))
+            for backend in ("direct", "kernel")
+        ),
+        *(
+            Part(f"decoding beside {peer}", goal, partial(decoding, peer))
+            for peer, goal in zip(PEERS, (">= 3", ">= 0.8", ">= 0.8"), strict=True)
+        ),
+    ]
+
+
+def run(parts: Sequence[Part], file: Path) -> list[dict[str, Any]]:
+    """Rows of all parts, written after each. One that fails is a row that says so."""
+    console, rows = Console(soft_wrap=True, markup=False, highlight=False), list[dict[str, Any]]()
+    for part in parts:
+        console.print(f"measuring {part.name}", style="dim")
+        try:
+            found = [{**row, "goal": part.goal} for row in part.measure()]
+        except Exception as error:  # of a peer or of ours: the others are measured nonetheless
+            why = f"{type(error).__name__}: {error}"
+            found = [{"name": part.name, "goal": part.goal, "failed": why}]
+        for row in found:
+            console.print(_line(row))
+        rows += found
+        write_json(file, {"machine": machine(), "rows": rows})
     return rows
 
 
 def main() -> None:
-    console = Console()
     if not torch.cuda.is_available():
-        console.print("not run: there is no CUDA device")
+        print("not run: there is no CUDA device")
         return
-    rows = measure(lambda now: console.print(f"measuring {now}", style="dim"))
-    console.print(_table(rows))
-    where = Path(os.environ.get("OUT", ".")) / "gpu.json"
-    machine = {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
-    figures = {"machine": machine, "rows": [{**row, "goal": goal} for row, goal in rows]}
-    where.write_text(json.dumps(figures, indent=1) + "\n")
+    file = writable(Path(os.environ.get("OUT", ".")) / "gpu.json")
+    rows = run(parts(lambda now: print(f"measuring {now}")), file)
+    sys.exit(any("failed" in row for row in rows))
 
 
-def _table(rows: Sequence[tuple[Row, str]]) -> Table:
-    table = Table(title=f"{torch.cuda.get_device_name()}, PyTorch {torch.__version__}", box=None)
-    for name in ("", "ours", "unit", "peer", "theirs", "ratio", "goal"):
-        table.add_column(name, justify="left" if name in ("", "unit", "peer") else "right")
-    for row, goal in rows:
-        ours, theirs, ratio = (f"{row[key]:.2f}" for key in ("ours", "peer_value", "ratio"))
-        table.add_row(row["name"], ours, row["unit"], row["peer"], theirs, ratio, goal)
-    return table
+def _line(row: Mapping[str, Any]) -> str:
+    if "failed" in row:
+        return f"{row['name']}: failed, {row['failed']}"
+    return (
+        f"{row['name']}: {row['ours']:.2f} {row['unit']}; {row['peer']}: {row['peer_value']:.2f}; "
+        f"ratio {row['ratio']:.2f}, to be {row['goal']}"
+    )
 
 
 if __name__ == "__main__":

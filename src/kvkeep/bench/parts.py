@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from tempfile import gettempdir
 
 from .measure import Row, Tell
 
@@ -19,7 +18,7 @@ class Setting:
     quick: bool = False  # sizes that show that it runs, and nothing else
     sglang: Path | None = None  # a directory to import SGLang from
     vllm: bool = False  # compare with the vLLM that is installed
-    directory: Path = Path(gettempdir())  # for files
+    directory: Path | None = None  # for files; None: the temporary one
 
 
 def _tree(length: int, sequences: int, setting: Setting, tell: Tell) -> list[Row]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from tempfile import gettempdir
 
 from rich.console import Console, JustifyMethod
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -39,6 +40,9 @@ def run(
     )
     if unknown := [part for part in parts if part not in PARTS]:
         raise ConfigError(f"cannot bench {unknown[0]!r}; there are core, {', '.join(PARTS)}")
+    where = setting.directory or Path(gettempdir())
+    if "files" in parts:
+        writable(where / "files")
     if json is not None:
         writable(json)
     if plot is not None:
@@ -58,8 +62,8 @@ def run(
     peers = {"--peer-sglang DIR": setting.sglang, "--peer-vllm": setting.vllm}
     if absent := [flag for flag, peer in peers.items() if not peer]:
         console.print(f"Peers left out, for want of {' and '.join(absent)}.")
-    if "files" in parts and in_memory(setting.directory):
-        console.print(f"Cold reads left out: {setting.directory} is in memory.", markup=False)
+    if "files" in parts and in_memory(where):
+        console.print(f"Cold reads left out: {where} is in memory.", markup=False)
     if plot is not None:
         everything = [row for rows in measured.values() for row in rows]
         draw_ratios(plot, everything)
