@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
@@ -11,6 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from rich.console import Console
 from tiny_models import SHAPE
 
 from kvkeep.bench import device_model, gpu
@@ -26,7 +28,7 @@ def llama() -> device_model.Llama:
 
 
 def test_a_part_that_fails_is_a_row_and_those_before_are_written(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
 ) -> None:
     file = tmp_path / "gpu.json"
 
@@ -46,9 +48,12 @@ def test_a_part_that_fails_is_a_row_and_those_before_are_written(
         "name": "two", "goal": ">= 0.8", "failed": "RuntimeError: [cuda] no such kernel"
     }  # fmt: skip
     assert {"torch", "commit"} <= found["machine"].keys()
-    output = capsys.readouterr().out
-    assert "RuntimeError: [cuda] no such kernel" in output
-    assert output.count("2.00 tokens/s") == 2
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(gpu.as_table(rows))
+    output = console.export_text()
+    assert output.count("[cuda]") == 1
+    assert output.count("tokens/s") == 2
+    assert output.count("0.50") == 2
 
 
 def test_parts_are_found_without_a_model() -> None:

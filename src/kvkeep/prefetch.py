@@ -113,15 +113,15 @@ class Prefetcher:
         for prefetch in self.open.values():
             if prefetch.queued:
                 self._contained(self._start, prefetch)
-            elif not prefetch.done:
-                if self._recompute.beats(self._remaining(prefetch), prefetch.gain):
-                    self._give_up(prefetch)
+            elif not prefetch.done and self._hopeless(prefetch):
+                self._give_up(prefetch)
 
-    def _remaining(self, prefetch: Prefetch) -> float | None:
-        """Seconds that its reads still take; of a question to storage, as many as it took yet."""
+    def _hopeless(self, prefetch: Prefetch) -> bool:
+        """Its reads still take longer than computing, or the answer of storage took as long."""
+        seconds: float | None = time.monotonic() - prefetch.begun
         if prefetch.reads:
-            return self._transfers.seconds(READ, last=prefetch.reads[-1])
-        return time.monotonic() - prefetch.begun
+            seconds = self._transfers.seconds(READ, last=prefetch.reads[-1])
+        return self._recompute.beats(seconds, prefetch.gain)
 
     def _give_up(self, prefetch: Prefetch) -> None:
         """Compute instead. What storage has not even answered for counts as nothing."""

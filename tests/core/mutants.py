@@ -926,8 +926,8 @@ MUTANTS = [
         "nobody gives up",
         "a read that turns slow is waited for to its end",
         "prefetch.py",
-        "            elif not prefetch.done:\n",
-        "            elif False:\n",
+        "elif not prefetch.done and self._hopeless(prefetch):",
+        "elif False:",
         killer="test_recompute.py: turns_slow",
     ),
     Mutant(

@@ -2,7 +2,8 @@
 
 Copies between device and host, a load hidden behind a prefill, and decoding, on a model with random
 weights in the shape of Llama 3.1 8B (48 GiB of device memory). The sides take turns in one process;
-rows hold medians. Each is told and written when it is known: what comes last may break the process.
+rows hold medians. All are told in one table, and written when they are known: what comes last may
+break the process.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from typing import Any, NamedTuple
 
 import torch
 from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from ..output import writable, write_json
 from . import copies
@@ -60,16 +63,14 @@ def parts(tell: Tell) -> list[Part]:
 
 def run(parts: Sequence[Part], file: Path) -> list[dict[str, Any]]:
     """Rows of all parts, written after each. One that fails is a row that says so."""
-    console, rows = Console(soft_wrap=True, markup=False, highlight=False), list[dict[str, Any]]()
+    rows = list[dict[str, Any]]()
     for part in parts:
-        console.print(f"measuring {part.name}", style="dim")
+        print(f"measuring {part.name}", flush=True)
         try:
             found = [{**row, "goal": part.goal} for row in part.measure()]
         except Exception as error:  # of a peer or of ours: the others are measured nonetheless
             why = f"{type(error).__name__}: {error}"
             found = [{"name": part.name, "goal": part.goal, "failed": why}]
-        for row in found:
-            console.print(_line(row))
         rows += found
         write_json(file, {"machine": machine(), "rows": rows})
     return rows
@@ -81,16 +82,23 @@ def main() -> None:
         return
     file = writable(Path(os.environ.get("OUT", ".")) / "gpu.json")
     rows = run(parts(lambda now: print(f"measuring {now}")), file)
+    Console().print(as_table(rows))
     sys.exit(any("failed" in row for row in rows))
 
 
-def _line(row: Mapping[str, Any]) -> str:
-    if "failed" in row:
-        return f"{row['name']}: failed, {row['failed']}"
-    return (
-        f"{row['name']}: {row['ours']:.2f} {row['unit']}; {row['peer']}: {row['peer_value']:.2f}; "
-        f"ratio {row['ratio']:.2f}, to be {row['goal']}"
-    )
+def as_table(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """A line per row. Where they do not fit, names are folded, and figures are not."""
+    table = Table(box=None)
+    for name in ("", "ours", "unit", "peer", "theirs", "ratio", "goal"):
+        table.add_column(name, no_wrap=name not in ("", "peer"), overflow="fold")
+    for row in rows:
+        if "failed" in row:
+            cells = "", "", f"failed, {row['failed']}", "", ""
+        else:
+            ours, theirs, ratio = (f"{row[key]:.2f}" for key in ("ours", "peer_value", "ratio"))
+            cells = ours, row["unit"], row["peer"], theirs, ratio
+        table.add_row(*(Text(cell) for cell in (row["name"], *cells, row["goal"])))
+    return table
 
 
 if __name__ == "__main__":
