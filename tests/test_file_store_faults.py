@@ -22,6 +22,7 @@ import store_worker as worker
 
 from kvkeep.schema import ConfigError, Key, StoreError
 from kvkeep.stores.file import FileStore
+from kvkeep.stores.index import Index
 from kvkeep.testing.stores import LARGE, SIZES, SMALL, body, key, read, write
 from kvkeep.testing.wrappers import Faults, FaultyStore
 
@@ -253,6 +254,29 @@ class TestIndexFile:
         other = FileStore(tmp_path, SIZES, 1 << 20)
         assert all(read(other, [key(100), key(101)]))
         assert not other.faults
+        other.close()
+
+    @pytest.mark.parametrize("step", ["register", "heal", "shrink"])
+    def test_one_that_was_refused_once_is_not_damaged(
+        self, store: FileStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+    ) -> None:
+        """Another store has made it anew; to join it fails once, as on a full disk."""
+
+        def full(*_: object) -> None:
+            error = sqlite3.OperationalError("database or disk is full")
+            error.sqlite_errorcode = sqlite3.SQLITE_FULL
+            raise error
+
+        other = FileStore(tmp_path, SIZES, 1 << 20)
+        other._catalog.distrust()
+        healthy = files(tmp_path, "index-*.sqlite")
+        with monkeypatch.context() as patch:
+            patch.setattr(Index, step, full)
+            with pytest.raises(StoreError, match="is unusable"):
+                store.probe(KEYS)
+        assert all(store.probe(KEYS))
+        assert files(tmp_path, "index-*.sqlite") == healthy
+        assert not store.faults
         other.close()
 
     def test_a_schema_that_is_no_text(self, store: FileStore, tmp_path: Path) -> None:

@@ -70,19 +70,22 @@ class Index:
                 self._fill(found)
             self._tick(0)  # fails here, not later, if this is no index
             self._stat = os.stat(path) if path else None
+            self._open = True
         except BaseException:
             self._db.close()
             raise
 
     def current(self) -> bool:
-        """Does the path still name the file that is open here?"""
+        """Is it open, and does the path still name its file?"""
         try:
-            return self._stat is None or os.path.samestat(self._stat, os.stat(str(self._path)))
+            same = self._stat is None or os.path.samestat(self._stat, os.stat(str(self._path)))
         except OSError:
             return False
+        return self._open and same
 
     def close(self) -> None:
         """Close the file. Idempotent."""
+        self._open = False
         self._db.close()
 
     # -- who is here
