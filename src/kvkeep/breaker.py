@@ -29,6 +29,11 @@ class Breaker:
         with self._lock:
             self._failures, self._wait, self._until = 0, self._first_wait, 0.0
 
+    def retry(self) -> None:
+        """Let the next call through, and wait no longer after it than after a first failure."""
+        with self._lock:
+            self._wait, self._until = self._first_wait, 0.0
+
     def failure(self, trip: bool = False) -> None:
         """One more failure; ``trip`` opens at once."""
         with self._lock:

@@ -36,7 +36,8 @@ log = logging.getLogger(__name__)
 SAVE, LOAD, WRITE, READ, PROBE, TOUCH = "save", "load", "write", "read", "probe", "touch"
 
 Verb = Callable[[Store, Sequence[Key], Sequence[memoryview]], list[bool] | None]
-_WRITE: Verb = lambda store, keys, bodies: store.write(keys, bodies)  # noqa: E731
+# Ancestors come last: a store keeps the newest, and what is below a gap is of no use.
+_WRITE: Verb = lambda store, keys, bodies: store.write(keys[::-1], bodies[::-1])[::-1]  # noqa: E731
 _READ: Verb = lambda store, keys, bodies: store.read(keys, bodies)  # noqa: E731
 _PROBE: Verb = lambda store, keys, _: store.probe(keys)  # noqa: E731
 _TOUCH: Verb = lambda store, keys, _: store.touch(keys)  # noqa: E731
@@ -183,9 +184,14 @@ class Transfers:
         }
 
     @property
+    def has_store(self) -> bool:
+        """There is a store, in order or not."""
+        return self._store is not None
+
+    @property
     def storage(self) -> bool:
         """There is a store, and its breaker is closed."""
-        return self._store is not None and not self.breaker.open
+        return self.has_store and not self.breaker.open
 
     def listen(self, callback: Callable[[], None]) -> None:
         """Have ``callback`` called, on any thread, whenever a ticket came back: see `landed`."""

@@ -260,6 +260,19 @@ def test_calls_before_the_breaker_opened_count(bench, monkeypatch) -> None:
     assert b.landed(1)[0].moves[0].landed.tolist() == [True] * 2 + [False] * 4
 
 
+def test_within_a_call_ancestors_are_written_last(bench, monkeypatch) -> None:
+    """A store keeps the last of a call longest. Of all calls, the first may be the only one."""
+    monkeypatch.setattr(transfer, "_CALL_RECORDS", 2)
+    b = bench()
+    b.media.tiers[1][0][:4] = "abcd"
+    b.store.fault = "partial"  # the second one of a call
+    ticket = b.submit(WRITE, b.move(0, *range(4)))
+    b.landed(1)
+    _, second, _, fourth = ticket.moves[0].keys
+    assert list(b.store.records.items()) == [(second, "b"), (fourth, "d")]
+    assert ticket.moves[0].landed.tolist() == [False, True, False, True]
+
+
 def test_an_answer_of_the_wrong_length_is_a_failure(bench) -> None:
     b = bench()
     b.store.write = lambda keys, bodies: [True] * 3
@@ -312,6 +325,7 @@ def test_a_long_probe_stops_at_a_gap(bench, monkeypatch) -> None:
 
 def test_no_store_means_no_storage() -> None:
     transfers = Transfers(TWO, TruthMedia([1, 1], [1, 1]), None)
+    assert not transfers.has_store
     assert not transfers.storage
     transfers.submit(Ticket(WRITE, [Move(0, ids(0), ids(0), NONE)]))
     (ticket,) = transfers.landed()
@@ -477,6 +491,22 @@ def test_it_waits_longer_after_each_failed_retry_but_at_most_a_minute(now) -> No
     breaker.success()
     breaker.failure()
     now[0] += 16.0
+    assert not breaker.open
+
+
+def test_it_can_be_told_to_try_again(now) -> None:
+    """As if it had failed for the first time: one more failure opens it, for as long as then."""
+    breaker = Breaker(failures=2, wait=1.0)
+    for _ in range(5):
+        breaker.failure(trip=True)
+        now[0] += 99.0
+    breaker.failure()
+    assert breaker.open
+    breaker.retry()
+    assert not breaker.open
+    breaker.failure()
+    assert breaker.open
+    now[0] += 1.0
     assert not breaker.open
 
 

@@ -35,7 +35,10 @@ class Store(Protocol):
         ...
 
     def write(self, keys: Sequence[Key], records: Sequence[memoryview]) -> list[bool]:
-        """Store each body. True once a read would find it; False: not stored (say, no room)."""
+        """Store each body. True once a read would find it; False: not stored (say, no room).
+
+        The last key is the newest, as with ``touch``. If there is not room for all, the last ones
+        get it."""
         ...
 
     def touch(self, keys: Sequence[Key]) -> None:
