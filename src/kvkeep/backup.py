@@ -2,8 +2,9 @@
 
 Pages that are computed (write-through) or hit often (selective) wait here in line, held but not
 pinned, until the lower tier has room for them, so a slow or stalled store never keeps the device
-from evicting. What was evicted while it waited is counted. Under write-back nothing waits: a page
-goes to the host when the device must evict it, and leaves the host when it is loaded. What the
+from evicting. What was evicted while it waited is counted. While storage is out of order its line
+waits; what it did not take is lined up once more when it is hit. Under write-back nothing waits: a
+page goes to the host when the device must evict it, and leaves the host when it is loaded. What the
 device still has in the end is lined up by :meth:`Backup.flush`.
 """
 
@@ -60,9 +61,15 @@ class Backup:
         return self._exclusive and any(map(self._leaving, range(len(self._writing))))
 
     @property
+    def waiting(self) -> bool:
+        """Something waits in line; transfers may be under way besides."""
+        return any(self._unsaved) or any(self._unwritten)
+
+    @property
     def idle(self) -> bool:
-        """Nothing waits in line; transfers may still be under way."""
-        return not any(self._unsaved) and not any(self._unwritten)
+        """Nothing waits in line, unless it cannot go on before storage is in order again."""
+        saving = any(self._unsaved) and not self._exclusive
+        return not self.waiting or (self._transfers.breaker.open and not saving)
 
     def add(self, group: int, pages: Ids) -> None:
         """These were committed."""
@@ -71,10 +78,16 @@ class Backup:
 
     def hit(self, group: int, pages: Ids) -> None:
         """These were hit, in any tier."""
+        table = self._residency.table
         if self._policy.write == "write_through_selective":
-            table = self._residency.table
             often = table.reused[pages] >= self._policy.write_hits
             self._line_up(group, pages[often & table.where(HOST, group, pages, Residence.ABSENT)])
+        busy = self._unwritten[group] or self._writing[group]  # with these, perhaps
+        if self._transfers.has_store and not self._exclusive and not busy:
+            lacking = pages[~table.stored[group, pages]]
+            lacking = lacking[table.where(HOST, group, lacking, Residence.LIVE)]
+            table.hold(lacking)
+            self._append(self._unwritten, group, lacking)
 
     def loaded(self, group: int, pages: Ids) -> None:
         """These were copied from the host to the device."""
@@ -84,7 +97,7 @@ class Backup:
 
     def flush(self) -> None:
         """Write-back: line up what storage would lack if the device were gone, ancestors first."""
-        if not self._exclusive or not self._transfers.storage:
+        if not self._exclusive or not self._transfers.has_store:
             return
         table = self._residency.table
         for group in range(len(self._unsaved)):
@@ -96,9 +109,9 @@ class Backup:
     def _line_up(self, group: int, pages: Ids) -> None:
         if not self._residency.host.capacity[group]:
             self._counts["unsaved_pages_total"] += len(pages)
-        elif len(pages):
+        else:
             self._residency.table.hold(pages)
-            self._unsaved[group].append(pages)
+            self._append(self._unsaved, group, pages)
 
     def demote(self, group: int, count: int) -> None:
         """Write-back: make room for ``count`` more pages on the device. What the host has goes at
@@ -170,11 +183,14 @@ class Backup:
         residency, table = self._residency, self._residency.table
         if self._exclusive and (self._unwritten[group] or self._writing[group]):
             return None  # a flush: nothing is to take the place of what storage has not got yet
+        capacity, line = residency.device.capacity[group], self._unsaved[group]
+        if not residency.host.available(group) and sum(map(len, line)) <= capacity:
+            return None  # a long line is not looked through in vain
         waiting = self._take(self._unsaved, group)
         if not len(waiting):
             return None
         at_host = table.where(HOST, group, waiting, Residence.LIVE)
-        self._unwritten[group].append(waiting[at_host])
+        self._append(self._unwritten, group, waiting[at_host])
         waiting = waiting[~at_host]
         absent = table.where(HOST, group, waiting, Residence.ABSENT)
         room = residency.make_room(residency.host, group, int(np.count_nonzero(absent)))
@@ -199,7 +215,7 @@ class Backup:
             residency.device.unpin(move.group, move.pages)
             residency.host.publish(move.group, move.pages[move.landed])
             residency.drop(residency.host, move.group, move.pages[~move.landed])
-            self._unwritten[move.group].append(move.pages[move.landed])
+            self._append(self._unwritten, move.group, move.pages[move.landed])
             if demotion:
                 self._demoted(move)
             else:
@@ -208,13 +224,14 @@ class Backup:
     def _next_write(self, group: int) -> Move | None:
         residency, table = self._residency, self._residency.table
         capacity, line = residency.host.capacity[group], self._unwritten[group]
-        room = max(1, int(_PINNED_SHARE * capacity)) - self._writing[group]
-        if self._transfers.storage and room <= 0 and sum(map(len, line)) <= capacity:
-            return None  # a long line is not looked through in vain
+        share = max(1, int(_PINNED_SHARE * capacity)) if self._transfers.storage else 0
+        room = share - self._writing[group]
+        if self._transfers.has_store and room <= 0 and sum(map(len, line)) <= capacity:
+            return None  # as above
         waiting = self._take(self._unwritten, group)
         if not len(waiting):
             return None
-        if not self._transfers.storage:
+        if not self._transfers.has_store:
             self._give_up("unwritten_pages_total", waiting)
             return None
         done = table.stored[group, waiting]
@@ -241,7 +258,10 @@ class Backup:
             landed = move.pages[move.landed]
             residency.table.stored[move.group, landed] = True
             residency.unhold(landed)
-            self._give_up("unwritten_pages_total", move.pages[~move.landed])
+            if self._transfers.breaker.open:
+                self._put_back(self._unwritten, move.group, move.pages[~move.landed])
+            else:  # it may be full: it is not to be asked every tick
+                self._give_up("unwritten_pages_total", move.pages[~move.landed])
 
     def _take(self, lines: list[list[Ids]], group: int) -> Ids:
         """All of one line, each page once: further entries give their holds back."""
@@ -255,9 +275,14 @@ class Backup:
             self._residency.unhold(page[None])
         return waiting[first]
 
-    def _put_back(self, lines: list[list[Ids]], group: int, pages: Ids) -> None:
+    def _append(self, lines: list[list[Ids]], group: int, pages: Ids) -> None:
         if len(pages):
             lines[group].append(pages)
+
+    def _put_back(self, lines: list[list[Ids]], group: int, pages: Ids) -> None:
+        """They go before all that came meanwhile."""
+        if len(pages):
+            lines[group].insert(0, pages)
 
     def _give_up(self, why: str, pages: Ids) -> None:
         self._counts[why] += len(pages)

@@ -367,15 +367,19 @@ class Cache:
 
     @property
     def idle(self) -> bool:
-        """Nothing is on its way between tiers."""
+        """Nothing is on its way between tiers, but for what waits until storage is in order."""
         return self._backup.idle and not self.transfers.pending and not self._touches
 
     def drain(self, timeout: float = 30.0) -> bool:
-        """Write back everything committed; False if it took longer than ``timeout`` seconds."""
-        end = time.monotonic() + timeout
+        """Write back everything committed; False if it took longer than ``timeout`` seconds, or
+        storage that failed was tried again and failed again."""
+        breaker, end = self.transfers.breaker, time.monotonic() + timeout
         self._backup.flush()
-        while not self.idle:
-            if time.monotonic() > end:
+        self.tick()  # what has failed is in line again before storage is tried again
+        trips = breaker.trips
+        breaker.retry()
+        while self._backup.waiting or not self.idle:
+            if time.monotonic() > end or (breaker.open and breaker.trips > trips + 1):
                 return False
             self.tick()
             time.sleep(0.001)

@@ -481,8 +481,12 @@ def test_what_did_not_get_down_is_counted() -> None:
     w.release(request)
     serve(w, [8] * 7)
     assert w.cache.counts["unsaved_pages_total"] == 6
-    w.outage(True)
-    serve(w, [9] * 7)
+    w.run(lease_of(w, [9] * 7), 6)
+    w.tick()
+    w.step("save")
+    w.tick()
+    w.step("write", fault="raise")
+    w.tick()
     assert w.cache.counts["unwritten_pages_total"] == 6
 
 

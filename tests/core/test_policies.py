@@ -14,6 +14,7 @@ import pytest
 from walks import STEPS, one
 from worlds import FIVE, FOUR, TWO, DictStore, P, Request, Switch, TruthMedia, World, group
 
+from kvkeep.breaker import Breaker
 from kvkeep.cache import Cache
 from kvkeep.policy import EVICTION, WRITE, Policy, eviction_order, lru
 from kvkeep.schema import ConfigError, Identity, RequestError, Residence, Schema
@@ -131,6 +132,196 @@ def test_selective_saves_a_page_at_its_nth_hit(hits: int) -> None:
 def serve_nothing(w: World, tokens: Sequence[int]) -> Request:
     """A request to look with."""
     return Request("", tuple(tokens))
+
+
+# --- what waits for storage
+
+EITHER = pytest.mark.parametrize(
+    "policy",
+    [Policy(), Policy(write="write_through_selective", write_hits=1)],
+    ids=["write through", "selective"],
+)
+
+
+def in_line(w: World) -> int:
+    """Pages that wait for storage, of the first group."""
+    return sum(map(len, w.cache._backup._unwritten[0]))
+
+
+def begin_to_write(w: World, tokens: Sequence[int]) -> None:
+    """A whole request, until the write of it is under way."""
+    serve(w, tokens, land=False)
+    w.tick()
+    w.step("save")
+    w.tick()
+    assert w.lanes["write"].queue
+
+
+def test_what_waits_for_storage_waits_while_it_is_out() -> None:
+    w = world_of(Policy(), TWO, [8, 8], [8, 8])
+    w.outage(True)
+    serve(w, A)
+    assert in_line(w) == 3
+    assert not w.table.pins.any(), "it may still be evicted"
+    assert w.cache.idle, "nobody is kept busy by what cannot go on"
+    line = w.cache._backup._unwritten[0]
+    w.tick()
+    assert w.cache._backup._unwritten[0] is line, "it is not looked through in vain"
+    assert w.cache.figures()["transfers_pending"] == 0
+    w.outage(False)
+    assert not w.cache.idle
+    w.settle()
+    assert len(w.store.records) == 6
+    assert not w.cache.counts["unwritten_pages_total"]
+    w.check()
+
+
+def test_what_is_still_to_be_saved_is_no_rest_while_storage_is_out() -> None:
+    w = world_of(Policy(), ONE, [8], [8])
+    w.outage(True)
+    serve(w, A, land=False)
+    assert not w.cache.idle
+
+
+def test_a_line_is_no_longer_than_the_host() -> None:
+    """What the host has evicted meanwhile is given up."""
+    w = world_of(Policy(), ONE, [8], [4])
+    w.outage(True)
+    for token in range(6):
+        serve(w, [token] * 5)
+        assert in_line(w) <= 4
+    assert w.cache.counts["unwritten_pages_total"] == 12 - 4
+    w.outage(False)
+    w.settle()
+    assert len(w.store.records) == 4
+
+
+def test_what_could_not_be_written_when_storage_went_out_is_first_in_line() -> None:
+    w = world_of(Policy(), ONE, [8], [8])
+    begin_to_write(w, A)
+    serve(w, B, land=False)
+    w.tick()
+    w.step("save")
+    w.step("write", fault="raise")
+    w.outage(True)
+    w.tick()
+    w.check()
+    assert in_line(w) == 6
+    assert not w.table.pins[1].any()
+    w.outage(False)
+    w.tick()
+    w.step("write")  # as much as half of the host
+    assert sorted(w.names[key.page][1][0] for key in w.store.records) == [1, 1, 1, 4]
+    w.settle()
+    assert len(w.store.records) == 6
+    assert not w.cache.counts["unwritten_pages_total"]
+
+
+def test_a_store_that_says_no_is_not_asked_again() -> None:
+    """It is in order, and full."""
+    w = world_of(Policy(), ONE, [8], [8])
+    begin_to_write(w, A)
+    w.step("write", fault="partial")
+    w.settle()
+    assert w.cache.counts["unwritten_pages_total"] == 1
+    assert w.cache.idle
+    assert len(w.store.records) == 2
+
+
+@EITHER
+def test_what_storage_lacks_is_written_when_it_is_hit(policy: Policy) -> None:
+    w = world_of(policy, TWO, [8, 8], [8, 8])
+    serve(w, A)
+    serve(w, A)
+    w.store.records.clear()
+    w.table.stored[:] = False  # as if that had failed
+
+    def hit() -> int:
+        request = w.arrive(A, ask=False)
+        assert w.admit(request, 0)
+        w.release(request)
+        return in_line(w)
+
+    assert hit() == 3
+    assert hit() == 3, "each once"
+    w.tick()
+    assert hit() == 0, "it is being written"
+    w.settle()
+    assert len(w.store.records) == 6
+    assert hit() == 0, "storage has it"
+    w.check()
+
+
+def test_under_write_back_a_hit_writes_nothing() -> None:
+    w = world_of(BACK, ONE, [4], [4])
+    serve(w, A)
+    w.cache.residency.make_room(w.cache.residency.device, 0, 4)
+    w.settle()
+    w.table.stored[:] = False
+    assert w.admit(w.arrive(A, ask=False), 0)
+    assert in_line(w) == 0
+
+
+@EITHER
+def test_without_a_store_nothing_waits_for_it(policy: Policy) -> None:
+    cache = Cache(ONE, [8], [8], None, policy, TruthMedia([8], [8]))
+    for _ in range(3):
+        compute(cache)
+        assert cache.drain(5.0)
+    assert cache.counts["unwritten_pages_total"] == 3, "once, when they were on the host"
+    cache.close()
+
+
+def compute(cache: Cache) -> None:
+    tokens = np.array(A, np.int32)
+    lease = cache.admit(tokens, chunk=7)
+    cache.commit(lease, tokens)
+    cache.release(lease)
+
+
+def test_a_line_is_not_looked_through_in_vain() -> None:
+    w = world_of(Policy(), ONE, [8], [4])
+    serve(w, [0] * 9)
+    w.cache.residency.host.pin(0, np.flatnonzero(w.table.state[1, 0] == LIVE))
+    request = w.arrive(A, ask=False)
+    assert w.admit(request, 7)
+    w.run(request, 7)
+    line = w.cache._backup._unsaved[0]
+    w.tick()
+    assert w.cache._backup._unsaved[0] is line
+    assert len(line) == 1
+
+
+class Failing(DictStore):
+    """A store whose next writes fail."""
+
+    left = 0
+
+    def write(self, keys, records):
+        self.fault = "raise" if self.left else ""
+        self.left = max(0, self.left - 1)
+        return super().write(keys, records)
+
+
+@pytest.mark.parametrize("write", ["write_through", "write_back"])
+@pytest.mark.parametrize("out", [False, True], ids=["goes out", "is out for long"])
+@pytest.mark.parametrize(("left", "lands"), [(1, True), (99, False)], ids=["comes back", "is gone"])
+def test_a_drain_has_storage_tried_twice(write: str, out: bool, left: int, lands: bool) -> None:
+    """Once at once, however long it was to be left alone, and once after a while."""
+    store = Failing()
+    store.left = left
+    cache = Cache(ONE, [8], [8], store, Policy(write=write), TruthMedia([8], [8]))
+    breaker = cache.transfers.breaker = Breaker(failures=1, wait=0.05)
+    if out:
+        breaker._wait = 60.0
+        breaker.failure()
+    compute(cache)
+    end = time.monotonic() + 4.0
+    assert cache.drain(4.0) == lands
+    assert len(store.records) == 3 * lands
+    cache.close(4.0)
+    assert time.monotonic() < end
+    assert lands or left - store.left == 2 * 2  # drains
 
 
 # --- write_back
@@ -287,15 +478,29 @@ def test_a_drain_writes_ancestors_first() -> None:
     assert [w.names[key.page] for key in w.store.records] == [("", (1, 1)), ("", (1, 1, 2, 2))]
 
 
-def test_a_drain_ends_without_a_host_or_a_store() -> None:
-    for host, outage in ((0, False), (4, True)):
-        w = world_of(BACK, ONE, [8], [host])
-        first = serve(w, A)
-        w.outage(outage)
-        flush(w)
-        assert pages(w, 0, first) == [0, 1, 2]
-        assert not w.store.records
-        w.check()
+def test_a_drain_ends_without_a_host() -> None:
+    w = world_of(BACK, ONE, [8], [0])
+    first = serve(w, A)
+    flush(w)
+    assert pages(w, 0, first) == [0, 1, 2]
+    assert not w.store.records
+    w.check()
+
+
+@pytest.mark.parametrize("host", [1, 4])
+def test_a_drain_goes_on_when_storage_is_back(host: int) -> None:
+    w = world_of(BACK, ONE, [8], [host])
+    first = serve(w, A)
+    w.outage(True)
+    flush(w)
+    assert pages(w, 0, first) == [0, 1, 2]
+    assert not w.store.records
+    w.check()
+    w.outage(False)
+    assert not w.cache.idle
+    flush(w)
+    assert len(w.store.records) == 3
+    w.check()
 
 
 def test_what_is_there_at_a_close_under_write_back_is_found_by_the_next() -> None:
