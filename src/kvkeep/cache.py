@@ -221,20 +221,24 @@ class Cache:
 
     def grow(self, lease: Lease, tokens: int) -> bool:
         """Device slots for tokens ``[0, tokens)`` in every group; False, and nothing taken, if
-        the device has no room now, or the lease was released."""
+        the device has no room now, or the lease is released, as it is where bookkeeping broke."""
         if lease.released:
             return False
         count = self._pages(tokens)
         taken: list[tuple[int, Share, int]] = []
-        for g, group in enumerate(self.schema.groups):
-            share = lease.shares[group.name]
-            had = len(share.slots)
-            self._slots.plan_snapshots(lease, had, count)
-            if not self._slots.extend(g, lease, max(0, count - had), NO_IDS):
-                for group_index, shared, size in taken:
-                    self._slots.let_go(group_index, shared, lease.path, size)
-                return False
-            taken.append((g, share, had))
+        try:
+            for g, group in enumerate(self.schema.groups):
+                share = lease.shares[group.name]
+                had = len(share.slots)
+                self._slots.plan_snapshots(lease, had, count)
+                if not self._slots.extend(g, lease, max(0, count - had), NO_IDS):
+                    for group_index, shared, size in taken:
+                        self._slots.let_go(group_index, shared, lease.path, size)
+                    return False
+                taken.append((g, share, had))
+        except InvariantError:
+            self._lose(lease)
+            return False
         return True
 
     def commit(
@@ -256,17 +260,20 @@ class Cache:
             return
         size = self.schema.page_tokens
         run = np.ascontiguousarray(tokens[first * size : last * size], dtype="<i4")
-        lease.path = self.residency.extend(lease.namespace, lease.path, run.view(np.uint8).data)
-        self._table.hold(lease.path[first:])
-        self.residency.stamp(lease.path)
-        self._table.rank(lease.path, lease.priority)
-        for g, group in enumerate(self.schema.groups):
-            share = lease.shares[group.name]
-            if share.whole:
-                adopted = self._slots.publish(g, lease, first, snapshots)
-                self._backup.add(g, adopted)
-            if group.tail is not None:
-                self._slots.slide(g, lease, group.needed(last).start)
+        try:
+            lease.path = self.residency.extend(lease.namespace, lease.path, run.view(np.uint8).data)
+            self._table.hold(lease.path[first:])
+            self.residency.stamp(lease.path)
+            self._table.rank(lease.path, lease.priority)
+            for g, group in enumerate(self.schema.groups):
+                share = lease.shares[group.name]
+                if share.whole:
+                    adopted = self._slots.publish(g, lease, first, snapshots)
+                    self._backup.add(g, adopted)
+                if group.tail is not None:
+                    self._slots.slide(g, lease, group.needed(last).start)
+        except InvariantError:
+            self._lose(lease)
 
     def release(self, lease: Lease) -> None:
         """Give everything back. Idempotent, also while it is being loaded."""
@@ -296,7 +303,11 @@ class Cache:
             self.transfers.submit(ticket)
         self._touches.clear()
         self._prefetcher.advance()
-        self._backup.advance()
+        try:
+            self._backup.advance()
+        except InvariantError:
+            self._audit.broke()
+        self._audit.mend()  # a step comes next
 
     def _apply(self, ticket: Ticket) -> None:
         """What came back takes effect. If it cannot, its pages are dropped and nobody waits for
@@ -313,6 +324,11 @@ class Cache:
                     waiter.arriving = [one for one in waiter.arriving if one is not ticket.arrival]
                     if not waiter.released:
                         self._leases.pop(waiter.serial).end()
+
+    def _lose(self, lease: Lease) -> None:
+        """Its bookkeeping raised InvariantError, which is being handled: it is released."""
+        self._audit.broke(lease.path)
+        self._leases.pop(lease.serial).end()
 
     # --- small things
 
@@ -350,10 +366,13 @@ class Cache:
 
     def evict(self, tier: str) -> int:
         """Empty a memory tier ("device" or "host") of all that is not in use; pages dropped."""
-        return sum(
-            len(self.residency.evict(self._tier(tier), g, self._tier(tier).capacity[g]))
-            for g in range(len(self.schema.groups))
-        )
+        place, dropped = self._tier(tier), 0
+        try:
+            for g, slots in enumerate(place.capacity):
+                dropped += len(self.residency.evict(place, g, slots))
+        except InvariantError:
+            self._audit.broke()
+        return dropped
 
     def _tier(self, name: str) -> Tier:
         if name not in TIERS:

@@ -81,8 +81,15 @@ class FreeList:
 
     def give(self, ids: Ids) -> None:
         """Take them back."""
+        if self._size + len(ids) > len(self._stack):
+            raise InvariantError("more is given back than there is")
         self._stack[self._size : self._size + len(ids)] = ids
         self._size += len(ids)
+
+    def reset(self, ids: Ids) -> None:
+        """These are free, and no others."""
+        self._size = 0
+        self.give(ids)
 
 
 class PageTable:
@@ -197,6 +204,12 @@ class PageTable:
         self.holds[ids] = after
         if count(after < ZERO):
             raise InvariantError("a page is held less than never")
+
+    def recount(self, holds: NDArray[np.int32], pins: NDArray[np.int32]) -> None:
+        """These are all holds and pins. No id is free; the caller recycles what is in no tree and
+        that nobody holds."""
+        self.holds[:], self.pins[:] = holds, pins
+        self._free.reset(NO_IDS)
 
     def tick(self) -> int:
         """Next clock value. A counter, so that the same requests give the same decisions."""

@@ -8,7 +8,7 @@ last hold, so ids never alias. Its slots go as soon as nobody uses or fills them
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,6 @@ from .pages import ABSENT, DEVICE, HOST, LIVE, NO_SLOT, ZERO, PageTable
 from .policy import Order
 from .schema import (
     NO_IDS,
-    NO_SLOTS,
     ConfigError,
     Ids,
     InvariantError,
@@ -27,7 +26,7 @@ from .schema import (
     root_key,
 )
 from .tier import Tier
-from .tree import Raw, Tree
+from .tree import Node, Raw, Tree
 
 
 class Residency:
@@ -60,6 +59,9 @@ class Residency:
         self.demote: Callable[[int, int], None] | None = None  # makes room on the device instead
         self._vital = [g.required and g.tail is None for g in schema.groups]
         self._trims = not any(self._vital)
+        pairs = zip(schema.clocks, schema.groups, strict=True)
+        clocks = {clock for clock, group in pairs if group.tail is None}
+        self._whole = np.array(sorted(clocks), dtype=np.intp)[:, None]
         self._keyed = keyed
 
     def extend(self, namespace: str, path: Ids, raw: Raw) -> Ids:
@@ -189,24 +191,42 @@ class Residency:
         self,
         holds: NDArray[np.int32],
         pins: NDArray[np.int32],
-        private: Sequence[Slots],
+        private: Sequence[Sequence[Slots]],
         broken: Ids,
     ) -> None:
-        """Believe these counts, after bookkeeping went wrong: what nobody has is free.
+        """Believe the tree, the rows and these counts, after bookkeeping went wrong: what nobody
+        has is free, and what serves no hit ends.
 
         Args:
-            private: device slots, by group.
+            private: slots that are of no row, by tier and group.
             broken: pages to retire; those that are in the tree no more may be among them.
         """
-        self.table.holds[:], self.table.pins[:] = holds, pins
-        self.device.recount(private)
-        self.host.recount([NO_SLOTS] * len(private))
-        self.retire(np.intersect1d(broken, self._inside()))
-        self._reap(np.flatnonzero(self.table.dying))
+        table, inside = self.table, self._inside()
+        table.recount(holds, pins)
+        for tier in (self.device, self.host):
+            tier.recount(private[tier.index])
+        for node, line in self._lines():
+            table.depth[node.ids] = np.arange(node.first, node.first + node.size)
+            table.parent[node.ids[:1]] = -1
+            table.parent[line[1:]] = line[:-1]
+            used = table.used[self._whole, line]
+            table.used[self._whole, line] = np.minimum.accumulate(used, axis=1)
+        table.dying[:] = True
+        table.dying[inside] = False
+        self._reap(np.flatnonzero(table.dying))
+        self.retire(np.intersect1d(broken, inside))
+        for group in range(table.groups):
+            self._end(group, self._inside())
 
     def _inside(self) -> Ids:
         """All pages of the tree."""
         return np.concatenate([NO_IDS, *(node.ids for _, node in self.tree.walk())])
+
+    def _lines(self) -> Iterator[tuple[Node, Ids]]:
+        """Every node, parents first, and its pages with the one above them, if there is one."""
+        for _, node in self.tree.walk():
+            above = node.parent.ids[-1:] if node.parent else NO_IDS
+            yield node, np.concatenate((above, node.ids))
 
     def check(self) -> None:
         """Raise InvariantError unless every owner is sound and they agree with each other."""
@@ -223,10 +243,7 @@ class Residency:
                 raise InvariantError("a page of the tree can serve no hit")
         if self._trims and any(self._empty(int(page)) for page in ids):
             raise InvariantError("an empty page is still in the tree")
-        pairs = zip(table.clocks, self.schema.groups, strict=True)
-        used = table.used[[clock for clock, group in pairs if group.tail is None]]
-        for _, node in self.tree.walk():
-            above = node.parent.ids[-1:] if node.parent else node.ids[:0]
-            line = used[:, np.concatenate((above, node.ids))]
-            if (line[:, 1:] > line[:, :-1]).any():
+        for _, line in self._lines():
+            used = table.used[self._whole, line]
+            if (used[:, 1:] > used[:, :-1]).any():
                 raise InvariantError("a page is newer than its ancestor")

@@ -29,7 +29,7 @@ from .pages import (
 from .policy import Order
 from .schema import NO_IDS, Ids, InvariantError, Residence, Slots
 
-_FREE, _PRIVATE = constant(-1, np.int32), constant(-2, np.int32)  # owners that are no page id
+_FREE, _PRIVATE, _NOBODY = (constant(owner, np.int32) for owner in (-1, -2, -3))  # no page ids
 _SELECT, _LEAST = 0.02, 256  # share of a tier that one look for victims puts in order, and pages
 _MOST_OFFERED = 1 << 12
 _BLOCK, _SAMPLE = 1 << 15, 1 << 12  # pages looked at at a time; to guess where the share ends
@@ -51,7 +51,9 @@ class Tier:
         self.index = index
         self.capacity = tuple(capacity)
         self.evicted = [0] * len(capacity)  # pages, by group; only ever grows
-        self._owner = [np.full(n, _FREE, dtype=np.int32) for n in capacity]
+        self._order = order
+        # by slot, and where NO_SLOT leads to: nobody
+        self._owner = [np.append(np.full(n, _FREE), _NOBODY) for n in capacity]
         self._free = [FreeList(n) for n in capacity]
         self._busy = [0] * len(capacity)  # slots that are private, being filled, or pinned
         self._queues = [_Queue(self, group, order) for group in range(len(capacity))]
@@ -74,6 +76,8 @@ class Tier:
         if wanted > len(self._free[group]):
             return None
         slots = self._free[group].take(wanted)
+        if count(self._owner[group][slots] != _FREE) or count(slots[1:] == slots[:-1]):
+            raise InvariantError(f"a {self.name} slot is reserved that somebody has")
         self._owner[group][slots] = _PRIVATE
         self._busy[group] += wanted
         return slots.astype(np.int32)
@@ -111,9 +115,7 @@ class Tier:
         row, state = self.table.slot[self.index, group], self.table.state[self.index, group]
         if count(self.table.pins[self.index, group][pages]):
             raise InvariantError("a pinned slot is dropped")
-        slots = row[pages].astype(np.intp)
-        if count(slots == NO_SLOT):
-            raise InvariantError("a row without a slot is dropped")
+        slots = self._own(group, pages).astype(np.intp)
         self._busy[group] -= count(state[pages] == WRITING)
         row[pages] = NO_SLOT
         state[pages] = ABSENT
@@ -125,9 +127,9 @@ class Tier:
         self._expect(group, pages, Residence.LIVE)
         pins = self.table.pins[self.index, group]
         before = pins[pages]
+        slots = self._own(group, pages)
         self._busy[group] += len(pages) - count(before)
         pins[pages] = before + ONE
-        slots: Slots = self.table.slot[self.index, group][pages]
         return slots
 
     def unpin(self, group: int, pages: Ids) -> None:
@@ -178,6 +180,13 @@ class Tier:
             raise InvariantError(f"a {self.name} slot is given away that is not private")
         return at
 
+    def _own(self, group: int, pages: Ids) -> Slots:
+        """The slots of these rows; all must have one that is their own."""
+        slots: Slots = self.table.slot[self.index, group][pages]
+        if count(self._owner[group][slots] != pages):
+            raise InvariantError(f"a {self.name} row has no slot, or somebody else's")
+        return slots
+
     def _live(self, group: int, pages: Ids) -> None:
         """The bytes of these rows are there now."""
         self._busy[group] -= len(pages)
@@ -187,14 +196,40 @@ class Tier:
         if count(self.table.state[self.index, group][pages] != STATES[state]):
             raise InvariantError(f"a {self.name} row is not {state.name} where it must be")
 
+    def sift(self, filling: Sequence[Slots]) -> Ids:
+        """Rows and owners of slots that do not agree with each other, or with what is being filled:
+        these rows lose their slots, whoever uses them. Returns their pages.
+
+        Args:
+            filling: slots that bytes are on their way to, by group.
+        """
+        lost = []
+        for group, owner in enumerate(self._owner):
+            row, state = self.table.slot[self.index, group], self.table.state[self.index, group]
+            proper = np.full(len(owner), LIVE)
+            proper[filling[group]] = WRITING
+            at = np.flatnonzero(owner >= 0)
+            pages = owner[at]
+            sound = (row[pages] == at) & (state[pages] == proper[at])
+            bad = (row != NO_SLOT) | (state != ABSENT)
+            bad[pages] = True
+            bad[pages[sound]] = False
+            row[bad], state[bad] = NO_SLOT, ABSENT
+            lost.append(np.flatnonzero(bad))
+        return np.concatenate(lost)
+
     def recount(self, private: Sequence[Slots]) -> None:
-        """Pins were set anew. Of private slots, by group, only these have an owner."""
-        for owner, free, slots in zip(self._owner, self._free, private, strict=True):
-            lost = owner == _PRIVATE
-            lost[slots] = False
-            owner[lost] = _FREE
-            free.give(np.flatnonzero(lost))
-        self._busy = [self._count_busy(group) for group in range(len(self.capacity))]
+        """Believe the rows, whose pins were set anew. Of the other slots these, by group, are
+        private, and the rest is free."""
+        for group, owner in enumerate(self._owner):
+            row = self.table.slot[self.index, group]
+            pages = np.flatnonzero(row != NO_SLOT)
+            owner[:-1] = _FREE
+            owner[private[group]] = _PRIVATE
+            owner[row[pages]] = pages
+            self._free[group].reset(np.flatnonzero(owner == _FREE)[::-1])
+            self._busy[group] = self._count_busy(group)
+            self._queues[group] = _Queue(self, group, self._order)
 
     def _count_busy(self, group: int) -> int:
         state = self.table.state[self.index, group]

@@ -1086,7 +1086,7 @@ def test_check_sees_damage(spoil, message: str) -> None:
 def _strip(w: World, lease) -> None:
     """Take a page's slots away, and leave it in the tree."""
     w.table.pins[0, 0, lease.path[-1]] = 0
-    w.cache.residency.device.recount(w.cache._audit.count().private)
+    w.cache.residency.device.recount(w.cache._audit.count().private[0])
     w.cache.residency.device.drop(0, lease.path[-1:])
 
 
