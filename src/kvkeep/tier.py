@@ -184,7 +184,7 @@ class Tier:
         """The slots of these rows; all must have one that is their own."""
         slots: Slots = self.table.slot[self.index, group][pages]
         if count(self._owner[group][slots] != pages):
-            raise InvariantError(f"a {self.name} row has no slot, or somebody else's")
+            raise InvariantError(f"a {self.name} row without a slot of its own is used")
         return slots
 
     def _live(self, group: int, pages: Ids) -> None:
