@@ -309,11 +309,17 @@ class Transfers:
 
     def _write(self, batch: list[Ticket]) -> None:
         for ticket in batch:
+            # Page by page, with all groups: a store that runs full keeps pages, and not a group.
+            places = [np.arange(len(move.keys)) for move in ticket.moves]
+            order = np.argsort(np.concatenate(places), kind="stable").tolist()
+            keys = _keys(ticket)
+            keys = [keys[i] for i in order]
             if ticket.kind == TOUCH:
-                self._call(TOUCH, _keys(ticket), _TOUCH)
+                self._call(TOUCH, keys, _TOUCH)
             else:
-                bodies = [self._media.bodies(m.group, m.source) for m in ticket.moves]
-                flags = self._call(WRITE, _keys(ticket), _WRITE, list(chain(*bodies)))
+                each = (self._media.bodies(move.group, move.source) for move in ticket.moves)
+                bodies, flags = list(chain(*each)), np.zeros(len(keys), dtype=bool)
+                flags[order] = self._call(WRITE, keys, _WRITE, [bodies[i] for i in order])
                 self._land(ticket, flags)
 
     def _read(self, batch: list[Ticket]) -> None:

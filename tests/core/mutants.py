@@ -1074,6 +1074,14 @@ MUTANTS = [
         killer="test_transfer.py: abandoned",
     ),
     Mutant(
+        "groups are written one after the other",
+        "a store that runs full keeps one group of each page, and no hit",
+        "transfer.py",
+        'np.argsort(np.concatenate(places), kind="stable").tolist()',
+        "list(range(sum(map(len, places))))",
+        killer="test_transfer.py: page_by_page",
+    ),
+    Mutant(
         "loads wait on the clock",
         "a load behind a long step is taken for slow, and the next hit is computed",
         "transfer.py",

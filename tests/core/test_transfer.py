@@ -262,7 +262,7 @@ def test_calls_before_the_breaker_opened_count(bench, monkeypatch) -> None:
 
 def test_within_a_call_ancestors_are_written_last(bench, monkeypatch) -> None:
     """A store keeps the last of a call longest. Of all calls, the first may be the only one."""
-    monkeypatch.setattr(transfer, "_CALL_RECORDS", 2)
+    monkeypatch.setattr(transfer, "CALL_RECORDS", 2)
     b = bench()
     b.media.tiers[1][0][:4] = "abcd"
     b.store.fault = "partial"  # the second one of a call
@@ -271,6 +271,25 @@ def test_within_a_call_ancestors_are_written_last(bench, monkeypatch) -> None:
     _, second, _, fourth = ticket.moves[0].keys
     assert list(b.store.records.items()) == [(second, "b"), (fourth, "d")]
     assert ticket.moves[0].landed.tolist() == [False, True, False, True]
+
+
+def test_groups_are_written_page_by_page(bench) -> None:
+    """So that a store that runs full keeps whole pages."""
+    b = bench()
+    for cells, names in zip(b.media.tiers[1], ("abc", "def"), strict=True):
+        cells[:3] = names
+    moves = [b.move(0, 0, 1, 2), b.move(1, 0, 1, 2)]
+    b.submit(WRITE, *moves)
+    assert all(move.landed.all() for move in b.landed(1)[0].moves)
+    assert "".join(b.store.records.values()) == "fcebda", "the last is kept longest"
+    assert [b.store.records[key] for move in moves for key in move.keys] == list("abcdef")
+    b.store.touched = []
+    b.store.touch = b.store.touched.extend
+    b.submit(TOUCH, *moves)
+    b.landed(1)
+    assert b.store.touched == [
+        key for both in zip(*(m.keys for m in moves), strict=True) for key in both
+    ]
 
 
 def test_an_answer_of_the_wrong_length_is_a_failure(bench) -> None:
