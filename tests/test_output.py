@@ -1,8 +1,9 @@
-"""Files that are written when the work is done are tried before."""
+"""kvkeep.output"""
 
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -11,24 +12,44 @@ from kvkeep.output import writable, write_json
 from kvkeep.schema import ConfigError
 
 
-@pytest.mark.parametrize("name", ["new.json", "old.json"])
-def test_where_a_file_can_be_written(tmp_path: Path, name: str) -> None:
-    (tmp_path / "old.json").write_text("old")
-    assert writable(tmp_path / name) == tmp_path / name
-    assert [file.read_text() for file in tmp_path.iterdir()] == ["old"]
+def test_nothing_is_made_or_changed_by_asking(tmp_path: Path) -> None:
+    new, old = tmp_path / "new.json", tmp_path / "old.json"
+    old.write_text("as it was")
+    assert [writable(new), writable(old)] == [new, old]
+    assert writable(Path(os.devnull)) == Path(os.devnull)
+    assert list(tmp_path.iterdir()) == [old]
+    assert old.read_text() == "as it was"
 
 
-@pytest.mark.parametrize("name", ["none/x.json", "file/x.json", "directory"])
-def test_where_no_file_can_be_written(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("none/x.json", "there is no directory"),
+        ("file/x.json", "there is no directory"),
+        ("directory", "it is a directory"),
+        ("closed/x.json", "permission denied"),
+        ("x" * 300, "File name too long"),
+    ],
+)
+def test_where_nothing_can_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, why: str
+) -> None:
     (tmp_path / "file").touch()
-    (tmp_path / "directory").mkdir()
-    with pytest.raises(ConfigError, match=rf"cannot write .*{name}"):
+    for directory in ("directory", "closed"):
+        (tmp_path / directory).mkdir()
+    monkeypatch.setattr(os, "access", lambda path, _: Path(path).name != "closed")
+    with pytest.raises(ConfigError, match=f"cannot write .*: .*{why}"):
         writable(tmp_path / name)
 
 
-def test_json_is_for_people_too(tmp_path: Path) -> None:
-    write_json(tmp_path / "x.json", {"rows": [1.5]})
+def test_figures_are_written_for_people_and_programs(tmp_path: Path) -> None:
+    write_json(tmp_path / "x.json", {"a": [1, 2.5], "b": None})
     text = (tmp_path / "x.json").read_text()
-    assert json.loads(text) == {"rows": [1.5]}
-    assert text.count("\n") > 1
+    assert json.loads(text) == {"a": [1, 2.5], "b": None}
+    assert text.startswith("{\n  ")
     assert text.endswith("}\n")
+
+
+def test_a_disk_that_is_full_at_last_is_no_traceback() -> None:
+    with pytest.raises(ConfigError, match="cannot write /dev/full: No space left on device"):
+        write_json(Path("/dev/full"), {})

@@ -1,4 +1,4 @@
-"""Files that a command writes when its work is done."""
+"""Files that figures go to."""
 
 from __future__ import annotations
 
@@ -10,17 +10,32 @@ from .schema import ConfigError
 
 
 def writable(path: Path) -> Path:
-    """``path``, before any work is done for it.
+    """``path`` itself, if a file can be written there: to ask before any work is done.
 
     Raises:
-        ConfigError: no file can be written there.
+        ConfigError: it cannot; the message says why.
     """
-    place = path if os.path.exists(path) else f"{path.parent}/"  # which only a directory can be
-    if os.path.isdir(path) or not os.access(place, os.W_OK):
-        raise ConfigError(f"cannot write {path}")
-    return path
+    try:
+        if not path.parent.is_dir():
+            why = f"there is no directory {path.parent}"
+        elif path.is_dir():
+            why = "it is a directory"
+        elif not os.access(path if path.exists() else path.parent, os.W_OK):
+            why = "permission denied"
+        else:
+            return path
+    except OSError as error:
+        why = str(error.strerror)
+    raise ConfigError(f"cannot write {path}: {why}")
 
 
 def write_json(path: Path, value: object) -> None:
-    """Write ``value``, for people to read as well."""
-    path.write_text(json.dumps(value, indent=1) + "\n")
+    """Write ``value`` with indents and a last newline.
+
+    Raises:
+        ConfigError: the file cannot be written.
+    """
+    try:
+        path.write_text(json.dumps(value, indent=2) + "\n")
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error.strerror}") from error
