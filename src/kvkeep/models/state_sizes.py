@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
-from ..schema import ConfigError, Group
+from ..schema import ConfigError, Group, UnsupportedModel
 from .base import KV_DTYPES
 from .decoder import Sizes
 from .drafts import EAGLE3
@@ -29,14 +30,38 @@ def state_groups(config: dict[str, Any], page_tokens: int, kv_dtype: str) -> tup
         raise ConfigError(f"dtype {kv_dtype!r} is none of {', '.join(KV_DTYPES)}")
     dtype = KV_DTYPES[kv_dtype]
     if config.get("architectures") == [EAGLE3]:
-        return (Sizes.of(config, config["vocab_size"]).group(1, 1, page_tokens, dtype),)
-    return survey_config(config).groups(page_tokens, dtype)
+        return (Sizes.of(config, config.get("vocab_size", 0)).group(1, 1, page_tokens, dtype),)
+    groups = survey_config(config).groups(page_tokens, dtype)
+    if not groups:
+        raise UnsupportedModel(f"{config['model_type']} keeps no state where pages could find it")
+    return groups
+
+
+def read_groups(file: Path, page_tokens: int, kv_dtype: str) -> tuple[Group, ...]:
+    """:func:`state_groups` of a config file.
+
+    Raises:
+        ConfigError: it cannot be read, or as there; the message is one line.
+    """
+    try:
+        config = json.loads(file.read_bytes())
+    except OSError as error:
+        raise ConfigError(f"{file}: {error.strerror}") from error
+    except ValueError as error:
+        raise ConfigError(f"{file}: not JSON: {error}") from error
+    if not isinstance(config, dict):
+        raise ConfigError(f"{file}: not a JSON object")
+    try:
+        return state_groups(config, page_tokens, kv_dtype)
+    except (ArithmeticError, TypeError, ConfigError) as error:
+        # Values that are no sizes break in many places; transformers names all models it knows.
+        raise ConfigError(f"{file}: {shorten(str(error), 300, placeholder=' ...')}") from error
 
 
 def rows(files: Sequence[Path], page_tokens: int, kv_dtype: str) -> Iterator[tuple[str, ...]]:
-    """One row of :data:`HEADER` per group of each config file."""
+    """One row of :data:`HEADER` per group of each config file; raises as :func:`read_groups`."""
     for file in files:
-        for group in state_groups(json.loads(file.read_text()), page_tokens, kv_dtype):
+        for group in read_groups(file, page_tokens, kv_dtype):
             layers = {layer for component in group.components for layer in component.layers}
             tail = "every page" if group.tail is None else f"the last {group.tail}"
             yield (
