@@ -8,20 +8,27 @@ import random
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from typer.testing import CliRunner
 
 import kvkeep.tier
 from kvkeep import cli
+from kvkeep.engine.config import GIB, EngineConfig
+from kvkeep.engine.sizing import device_slots, host_slots
+from kvkeep.models.state_sizes import read_groups
 from kvkeep.policy import EVICTION, Policy
-from kvkeep.schema import ConfigError
+from kvkeep.schema import ConfigError, Identity, Schema
 from kvkeep.sim import plot, run
-from kvkeep.sim.plan import Plan, read_plan
-from kvkeep.sim.replay import Capacity, Result, replay
-from kvkeep.sim.traces import Trace, read_trace
+from kvkeep.sim.plan import read_plan
+from kvkeep.sim.replay import TIERS, Capacity, Hits, Result, replay
+from kvkeep.sim.traces import Trace, read_trace, tokens_per_block
 
 DATA = Path(__file__).parent / "data"
+CONFIGS = Path(__file__).parent.parent / "docs" / "configs"
 CONVERSATION = DATA / "mooncake_conversation_first2000.jsonl.xz"
 SYNTHETIC = DATA / "mooncake_synthetic_first500.jsonl"
 CODING = DATA / "weka_coding_dev40_blk64.jsonl.xz"
@@ -43,9 +50,19 @@ def coding() -> Trace:
 
 
 def write(file: Path, requests: list[list[int]], **more: int) -> Path:
-    lines = (json.dumps({"timestamp": 0, "hash_ids": ids, **more}) for ids in requests)
-    file.write_text("\n".join(lines) + "\n")
+    return write_lines(file, [{"timestamp": 0, "hash_ids": ids, **more} for ids in requests])
+
+
+def write_lines(file: Path, requests: list[dict[str, Any]]) -> Path:
+    file.write_text("".join(json.dumps(request) + "\n" for request in requests))
     return file
+
+
+def of_lengths(file: Path, *prompts: tuple[int, int | None]) -> Path:
+    """Prompts of so many blocks and tokens that go on one after another; None: not told."""
+    told = [{"input_length": tokens} if tokens is not None else {} for _, tokens in prompts]
+    lines = zip(prompts, told, strict=True)
+    return write_lines(file, [{"hash_ids": list(range(n)), **more} for (n, _), more in lines])
 
 
 # --- real traces; the integers are those of two other implementations
@@ -114,6 +131,47 @@ def test_selective_saves_what_is_hit_often(coding: Trace) -> None:
     all_of_it = replay(coding, Capacity(2000, 4000))
     assert few.hits["device"] == all_of_it.hits["device"] == 335_100
     assert 0 < few.evictions["host"] < all_of_it.evictions["host"]
+
+
+def test_each_request_s_hits_are_told(synthetic: Trace) -> None:
+    """And what was hit below a tier was brought through those above."""
+    told: list[Hits] = []
+    result = replay(synthetic, Capacity(300, 600, 5000), tell=told.append)
+    hits = np.array(told)
+    assert hits.shape == (len(synthetic), len(TIERS))
+    assert (
+        dict(zip(TIERS, hits.sum(axis=0).tolist(), strict=True)) | {"total": hits.sum()}
+        == result.hits
+    )
+    assert (hits.sum(axis=1) <= np.diff(synthetic.ends, prepend=0)).all()
+    assert result.moved["load"] == hits[:, 1:].sum()
+    assert result.moved["read"] == hits[:, 2].sum() > 0
+
+
+def test_more_room_than_there_are_pages_is_not_taken(synthetic: Trace) -> None:
+    huge = 10**30
+    for policy in (Policy(), Policy(write="write_back"), Policy(write="write_through_selective")):
+        enough = Capacity(300, 20_000, 20_000)
+        assert replay(synthetic, Capacity(300, huge, huge), policy) == replay(
+            synthetic, enough, policy
+        )
+    assert replay(synthetic, Capacity(huge)) == replay(synthetic, Capacity())
+
+
+def test_a_prompt_that_says_one_thing_again_and_again_has_room(tmp_path: Path) -> None:
+    trace = read_trace([write(tmp_path / "t.jsonl", [[1, 1, 1], [1, 1, 1]])])
+    assert replay(trace, Capacity()).hits["total"] == 3
+
+
+@pytest.mark.parametrize("host", [0, 1])
+def test_storage_needs_a_host_to_be_read_into(synthetic: Trace, host: int) -> None:
+    with pytest.raises(ConfigError, match=f"storage is read into .* the host.*not {host}"):
+        replay(synthetic, Capacity(300, host, 5000))
+
+
+def test_a_device_of_no_page_is_refused() -> None:
+    with pytest.raises(ConfigError, match="the device must hold a page"):
+        Capacity(0)
 
 
 # --- random traces
@@ -203,6 +261,50 @@ def test_a_trace_is_its_blocks_by_dense_ids(tmp_path: Path) -> None:
     assert replay(trace, Capacity()).hits["total"] == 1
 
 
+@pytest.mark.parametrize(
+    ("prompts", "tokens"),
+    [
+        ([(3, 2048 - 511), (3, 1536), (40, 40 * 512 - 9)], 512),  # the last block may be partial
+        ([(240, 15_422), (262, 16_823), (0, 5)], 64),  # or, as here, have no id
+        ([(3, 300), (201, 20_001)], 100),  # nothing else fits
+        ([(240, 15_422), (7, None)], 64),
+    ],
+)
+def test_lengths_of_prompts_tell_how_large_blocks_are(
+    tmp_path: Path, prompts: list[tuple[int, int | None]], tokens: int
+) -> None:
+    traces = [read_trace([of_lengths(tmp_path / "t.jsonl", *prompts)])]
+    assert tokens_per_block(traces, None) == tokens_per_block(traces, tokens) == tokens
+    for wrong in (tokens // 2, tokens * 2):
+        with pytest.raises(ConfigError, match=f"--block-tokens {wrong} does not fit .*{tokens}"):
+            tokens_per_block(traces, wrong)
+
+
+@pytest.mark.parametrize(
+    ("prompts", "message"),
+    [
+        ([(3, None)], "say --block-tokens: .*leave open which of 1 to inf"),
+        ([(1, 700)], "say --block-tokens: .*leave open which of 351 to inf"),
+        ([(3, 96), (3, 960)], "no --block-tokens fits"),
+    ],
+)
+def test_blocks_of_unknown_size_are_asked_for(
+    tmp_path: Path, prompts: list[tuple[int, int | None]], message: str
+) -> None:
+    traces = [read_trace([of_lengths(tmp_path / "t.jsonl", *prompts)])]
+    with pytest.raises(ConfigError, match=message):
+        tokens_per_block(traces, None)
+
+
+def test_real_traces_tell_their_blocks(
+    conversation: Trace, synthetic: Trace, coding: Trace
+) -> None:
+    sizes = [tokens_per_block([trace], None) for trace in (conversation, synthetic, coding)]
+    assert sizes == [512, 512, 64]
+    with pytest.raises(ConfigError, match="no --block-tokens fits"):
+        tokens_per_block([synthetic, coding], None)
+
+
 def test_an_empty_trace_is_no_error(tmp_path: Path) -> None:
     assert replay(read_trace([write(tmp_path / "t.jsonl", [])]), Capacity()).ratio == 0
 
@@ -230,8 +332,9 @@ def test_what_is_no_trace_is_told(tmp_path: Path, name: str, content: bytes, mes
 # --- the command
 
 
-def command(*words: object) -> str:
-    result = CliRunner().invoke(cli.app, ["replay", *map(str, words)], env={"COLUMNS": "140"})
+def command(*words: object, columns: int = 140) -> str:
+    arguments = ["replay", *map(str, words)]
+    result = CliRunner().invoke(cli.app, arguments, env={"COLUMNS": str(columns)})
     if result.exception and not isinstance(result.exception, SystemExit):
         raise result.exception
     return result.output
@@ -254,22 +357,24 @@ def test_the_command_prints_and_writes_figures(tmp_path: Path) -> None:
 
 def test_a_plan_is_in_gib_and_tokens(tmp_path: Path) -> None:
     """Llama 3.1 8B in bfloat16: 128 KiB a token; its EAGLE-3 draft, of one layer: 4 KiB, and with
-    each page the feature of its last token, three layers wide."""
-    configs = Path(__file__).parent.parent / "docs" / "configs"
-    target, draft = configs / "llama-3.1-8b.json", configs / "llama-3.1-8b.eagle3.json"
-    page = 512 * 128 * 1024
-    assert read_plan([target], 512, "bfloat16") == Plan(512, page)
-    both = read_plan([target, draft], 512, "bfloat16")
-    assert both.page_bytes - page - 512 * 4 * 1024 in range(3 * 4096 * 2 + 1)
-    assert both.pages(2.5) == 2.5 * 2**30 // both.page_bytes
+    each page the feature of its last token. A prompt's last block is as long as it is."""
+    target, draft = CONFIGS / "llama-3.1-8b.json", CONFIGS / "llama-3.1-8b.eagle3.json"
+    page, footer = 512 * 128 * 1024, 4096
+    plan = read_plan([target], 512, "bfloat16")
+    assert plan.page_bytes == {"device": page, "host": page, "storage": page + footer}
+    with_draft = read_plan([target, draft], 512, "bfloat16").page_bytes
+    assert with_draft["device"] == page + 512 * 4 * 1024 + 4096 * 2
+    assert plan.capacity(2.5, 1, 0) == Capacity(40, 16, 0)
     out = tmp_path / "figures.json"
     flags = ["--model", target, "--gib", 312.5, 0, 0, "--json", out]
-    assert f"saved {597 * 512:,} of {12_833 * 512:,} prefill tokens" in command(SYNTHETIC, *flags)
+    shown = command(SYNTHETIC, *flags)
+    assert "saved 304,687 of 6,403,130 prefill tokens" in shown
+    assert "a page is 512 tokens; in MiB: device 64.00, host 64.00, storage 64.00" in shown
     assert json.loads(out.read_text())["plan"] == {
         "page_tokens": 512,
-        "page_bytes": page,
-        "prompt_tokens": 12_833 * 512,
-        "saved_tokens": 597 * 512,
+        "page_bytes": {"device": page, "host": page, "storage": page + footer},
+        "prompt_tokens": 6_403_130,
+        "saved_tokens": 304_687,  # 597 blocks, of which some are partial
         "moved_bytes": {"save": 0, "load": 0, "write": 0, "read": 0},
     }
     flags[2:6] = ["--device-pages", 1000, "--host-pages", 4000]
@@ -277,6 +382,76 @@ def test_a_plan_is_in_gib_and_tokens(tmp_path: Path) -> None:
     assert "moved, in GiB: save 730.5, load 28.2" in shown
     moved = {"save": 11_688 * page, "load": 452 * page, "write": 0, "read": 0}
     assert json.loads(out.read_text())["plan"]["moved_bytes"] == moved
+
+
+def test_what_comes_from_storage_moves_twice(tmp_path: Path) -> None:
+    flags = "--device-pages 300 --host-pages 600 --storage-pages 5000".split()
+    out, model = tmp_path / "figures.json", CONFIGS / "llama-3.1-8b.json"
+    command(SYNTHETIC, *flags, "--model", model, "--json", out)
+    figures = json.loads(out.read_text())
+    assert 0 < figures["moved"]["read"] < figures["moved"]["load"]
+    page = 512 * 128 * 1024
+    moved = {lane: pages * page for lane, pages in figures["moved"].items()}
+    assert figures["plan"]["moved_bytes"] == moved
+
+
+def test_a_hit_of_a_partial_block_saves_what_it_has(tmp_path: Path) -> None:
+    trace = of_lengths(tmp_path / "t.jsonl", (3, 1100), (3, 1100), (2, 1024), (4, None))
+    shown = command(trace, "--model", CONFIGS / "llama-3.1-8b.json")
+    saved = 0 + 1100 + 1024 + 3 * 512
+    assert f"saved {saved:,} of {1100 + 1100 + 1024 + 2048:,} prefill tokens" in shown
+
+
+def test_a_trace_with_other_blocks_is_not_planned_as_if_they_were_512(tmp_path: Path) -> None:
+    trace = of_lengths(tmp_path / "t.jsonl", (240, 15_422), (240, 15_422))
+    config = CONFIGS / "llama-3.1-8b.json"
+    assert f"saved {240 * 64:,} of {2 * 15_422:,}" in command(trace, "--model", config)
+    with pytest.raises(ConfigError, match="--block-tokens 512 does not fit"):
+        command(trace, "--model", config, "--block-tokens", 512)
+
+
+@pytest.mark.parametrize(
+    "name", ["llama-3.1-70b", "gemma-3-27b", "gemma-2-27b", "gpt-oss-120b", "mistral-7b-v0.1"]
+)
+def test_a_plan_counts_pages_as_the_engine_counts_slots(name: str) -> None:
+    """What the engine's pools take is what the plan says that as many pages take."""
+    file = CONFIGS / f"{name}.json"
+    schema = Schema(Identity("m"), 512, read_groups(file, 512, "bfloat16"))
+    config = EngineConfig(
+        model=file, page_size=512, device_tokens=512 * 100_000, host_bytes=900 * GIB
+    )
+    device = device_slots(config, schema, torch.device("cpu"), 1)
+    host = host_slots(config, schema, device)
+    taken = sum(
+        group.page_bytes * slots for group, slots in zip(schema.groups, device, strict=True)
+    )
+    planned = read_plan([file], 512, "bfloat16").capacity(taken / GIB, 900, 0)
+    assert planned.device == pytest.approx(max(device), abs=2)
+    assert planned.host == pytest.approx(max(host), abs=2)
+
+
+def test_windows_are_stored_with_every_page_and_brought_where_a_hit_ends(tmp_path: Path) -> None:
+    """Gemma 3: 10 layers keep every page, 52 have a window of 1,024 tokens, two pages."""
+    layer, out = 512 * 2 * 16 * 128 * 2, tmp_path / "figures.json"
+    trace = of_lengths(tmp_path / "t.jsonl", (9, 9 * 512), (9, 9 * 512))
+    flags = ["--device-pages", 3, "--host-pages", 40, "--model", CONFIGS / "gemma-3-27b.json"]
+    command(trace, *flags, "--write-policy", "write_back", "--json", out)
+    figures = json.loads(out.read_text())
+    plan = figures["plan"]
+    assert plan["page_bytes"] == {
+        "device": round((10 + 0.8 * 52) * layer),
+        "host": round((10 + 0.8 * 52) * layer),
+        "storage": 62 * layer + 2 * 4096,
+    }
+    assert figures["moved"]["load"] == 6
+    assert plan["moved_bytes"]["load"] == (6 * 10 + 2 * 52) * layer
+    assert plan["moved_bytes"]["save"] == figures["moved"]["save"] * 62 * layer
+
+
+@pytest.mark.parametrize("name", ["qwen3-next-80b-a3b", "granite-4.0-h-small", "lfm2-1.2b"])
+def test_snapshots_are_not_planned(name: str) -> None:
+    with pytest.raises(ConfigError, match=rf"{name}\.json: .*snapshots"):
+        read_plan([CONFIGS / f"{name}.json"], 512, "bfloat16")
 
 
 @pytest.mark.parametrize(
@@ -287,17 +462,33 @@ def test_a_plan_is_in_gib_and_tokens(tmp_path: Path) -> None:
         ("--gib 1 0 0 --storage-pages 9", "leave out --gib or --.-pages"),
         ("--gib 1 0 0", "--gib wants --model CONFIG"),
         ("--model CONFIG --gib 1 -1 0", "a tier cannot have -1 GiB"),
+        ("--model CONFIG --gib nan 0 0", "a tier cannot have nan GiB"),
+        ("--model CONFIG --gib inf 0 0", "a tier cannot have inf GiB"),
+        ("--model CONFIG --gib 0 1 0", "the device must hold a page"),
+        ("--model CONFIG --gib 0.05 0 0", "0.05 GiB hold no page: .*device.*0.0625 GiB"),
+        ("--model CONFIG --gib 40 0.05 100", "0.05 GiB hold no page: .*host.*0.0625 GiB"),
+        ("--model CONFIG --gib 40 0 100", "storage is read into"),
+        ("--device-pages 1000 --storage-pages 100000", "storage is read into"),
     ],
 )
 def test_sizes_are_in_pages_or_in_gib(flags: str, message: str) -> None:
-    config = Path(__file__).parent.parent / "docs" / "configs" / "llama-3.1-8b.json"
+    config = str(CONFIGS / "llama-3.1-8b.json")
     with pytest.raises(ConfigError, match=message):
-        command(SYNTHETIC, *(str(config) if flag == "CONFIG" else flag for flag in flags.split()))
+        command(SYNTHETIC, *(config if flag == "CONFIG" else flag for flag in flags.split()))
+
+
+def test_sizes_may_be_larger_than_any_machine() -> None:
+    config = CONFIGS / "llama-3.1-8b.json"
+    unlimited = command(SYNTHETIC, "--model", config)
+    assert "1,084" in unlimited
+    for flags in (["--gib", 1e30, 0, 0], ["--device-pages", 10**20]):
+        assert command(SYNTHETIC, "--model", config, *flags) == unlimited
+    assert "1,084" in command(SYNTHETIC, "--model", config, "--gib", 40, 1e12, 0)
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [("{", "model.json: "), ('{"model_type": "mamba"}', "every page|mamba")],
+    [("{", "model.json: "), ('{"model_type": "mamba"}', "mamba keeps no state")],
 )
 def test_a_plan_needs_a_config(tmp_path: Path, content: str, message: str) -> None:
     with pytest.raises(ConfigError, match="No such file"):
@@ -321,16 +512,70 @@ def test_several_traces(tmp_path: Path) -> None:
     assert "traces" not in figures
 
 
+def test_traces_of_one_name_are_told_apart_by_their_paths(tmp_path: Path) -> None:
+    files = [tmp_path / name / "t.jsonl" for name in "ab"]
+    for count, file in enumerate(files):
+        file.parent.mkdir()
+        write(file, [[1, 2, 3]] * count)
+    command(*files, "--json", tmp_path / "figures.json")
+    figures = json.loads((tmp_path / "figures.json").read_text())
+    assert {name: trace["pages"] for name, trace in figures["traces"].items()} == {
+        str(files[0]): 0,
+        str(files[1]): 3,
+    }
+
+
+@pytest.mark.parametrize("columns", [40, 80])
+def test_a_narrow_table_has_every_figure_and_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, columns: int
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    name = "[red]x[blue]" + "y" * 70 + ".jsonl"
+    write(tmp_path / name, [[1, 2]])
+    counts = dict.fromkeys((*TIERS, "total"), 123_456_789)
+    result = Result(12_345_678, 987_654_321, counts, dict.fromkeys(TIERS, 234_567_891), {})
+    monkeypatch.setattr(run, "replay", lambda *_: result)
+    shown = command(name, "--host-pages", 4, "--storage-pages", 9, columns=columns)
+    lines = shown[shown.index("requests") :].splitlines()[1:]
+    rows = [line.split() for line in lines]
+    figures = ["12,345,678", "987,654,321", "device", "123,456,789", "12.50%", "234,567,891"]
+    assert rows[0][1:] == figures
+    assert "".join(line[: lines[0].index("12,345")].strip() for line in lines) == name
+    assert [word for row in rows for word in row if word in counts] == list(counts)
+    assert max(map(len, shown.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("flag", ["--json", "--plot"])
+def test_what_cannot_be_written_is_told_before_the_replay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flag: str
+) -> None:
+    monkeypatch.setattr(run, "replay", lambda *_: pytest.fail("it replays"))
+    monkeypatch.setattr(run, "need_matplotlib", lambda: None)
+    with pytest.raises(ConfigError, match=r"cannot write .*x\.json: there is no directory"):
+        command(SYNTHETIC, flag, tmp_path / "none" / "x.json")
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
         ("--eviction fifo", "eviction must be one of lru, lfu, priority, not 'fifo'"),
         ("--write-policy never", "write policy must be one of write_through,"),
+        ("--write-through-threshold 0", "write_hits must be at least 1"),
     ],
 )
 def test_unknown_policies_are_refused(flags: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         command(SYNTHETIC, *flags.split())
+
+
+def test_the_threshold_of_selective_writes_is_a_flag(tmp_path: Path) -> None:
+    trace = write(tmp_path / "t.jsonl", [[1, 2], [1, 2], [1, 2]])
+    flags = "--host-pages 9 --write-policy write_through_selective --write-through-threshold"
+    saved = {}
+    for hits in (1, 2, 3):
+        command(trace, *flags.split(), hits, "--json", tmp_path / "figures.json")
+        saved[hits] = json.loads((tmp_path / "figures.json").read_text())["moved"]["save"]
+    assert saved == {1: 2, 2: 2, 3: 0}
 
 
 def test_a_number_of_pages_is_one() -> None:
@@ -361,8 +606,8 @@ def test_the_plot_of_a_plan_is_in_gib(tmp_path: Path, monkeypatch: pytest.Monkey
     pytest.importorskip("matplotlib")
     drawn: list[tuple[Sequence[plot.Line], str]] = []
     monkeypatch.setattr(run, "draw", lambda _, lines, unit: drawn.append((lines, unit)))
-    config = Path(__file__).parent.parent / "docs" / "configs" / "llama-3.1-8b.json"
-    trace = write(tmp_path / "t.jsonl", [[1, 2, 3, 4], [1, 2, 3, 4]])
+    config = CONFIGS / "llama-3.1-8b.json"
+    trace = write(tmp_path / "t.jsonl", [[1, 2, 3, 4], [1, 2, 3, 4]], input_length=2048)
     for flags in ([], ["--model", config]):  # 512 tokens are 64 MiB
         command(trace, "--plot", tmp_path / "plot.svg", *flags)
     (pages, in_pages), (gib, in_gib) = drawn

@@ -301,6 +301,9 @@ def replay(
     write_policy: Annotated[
         str, typer.Option(help="write_through, write_through_selective or write_back.")
     ] = "write_through",
+    write_through_threshold: Annotated[
+        int, typer.Option(help="Hits of a page until write_through_selective takes it down.")
+    ] = 2,
     eviction: Annotated[str, typer.Option(help="lru, lfu or priority.")] = "lru",
     together: Annotated[
         bool, typer.Option("--together", help="Replay all files as one stream, in this order.")
@@ -326,8 +329,13 @@ def replay(
         ),
     ] = None,
     block_tokens: Annotated[
-        int, typer.Option(help="With --model: tokens of a block of the trace.", min=1)
-    ] = 512,
+        int | None,
+        typer.Option(
+            help="With --model: tokens of a block of the trace. Default: as the prompts' lengths "
+            "in it tell.",
+            min=1,
+        ),
+    ] = None,
     kv_cache_dtype: Annotated[str, typer.Option(help="With --model.")] = "bfloat16",
 ) -> None:
     """Tell what would be hit: replay traces on the real cache, without a model or any bytes.
@@ -341,17 +349,22 @@ def replay(
     from .sim.plan import read_plan
     from .sim.replay import Capacity
     from .sim.run import run
+    from .sim.traces import read_trace, tokens_per_block
 
-    plan = read_plan(model, block_tokens, kv_cache_dtype) if model else None
     capacity = Capacity(pages(device_pages or "inf"), host_pages or 0, storage_pages or 0)
-    if gib:
-        if (device_pages, host_pages, storage_pages) != (None, None, None):
-            raise ConfigError("sizes are in pages or in GiB: leave out --gib or --*-pages")
-        if not plan:
-            raise ConfigError("--gib wants --model CONFIG, which tells how large a page is")
-        capacity = Capacity(*map(plan.pages, gib))
-    policy = Policy(eviction_order(eviction), write=write_policy)
-    run(traces, capacity, policy, together, json, plot, plan)
+    policy = Policy(
+        eviction_order(eviction), write=write_policy, write_hits=write_through_threshold
+    )
+    if gib and (device_pages, host_pages, storage_pages) != (None, None, None):
+        raise ConfigError("sizes are in pages or in GiB: leave out --gib or --*-pages")
+    if gib and not model:
+        raise ConfigError("--gib wants --model CONFIG, which tells how large a page is")
+    streams = [read_trace(files) for files in ([traces] if together else [[f] for f in traces])]
+    plan = None
+    if model:
+        plan = read_plan(model, tokens_per_block(streams, block_tokens), kv_cache_dtype)
+        capacity = plan.capacity(*gib) if gib else capacity
+    run(streams, capacity, policy, json, plot, plan)
 
 
 @app.command()
@@ -406,11 +419,12 @@ def sizes(
             typer.echo(f"| {' | '.join(row)} |")
         return
     from rich.console import Console
-    from rich.table import Table
+    from rich.table import Column, Table
+    from rich.text import Text
 
-    table = Table(*HEADER, box=None)
+    table = Table(Column(HEADER[0], overflow="fold"), *HEADER[1:], box=None)
     for row in found:
-        table.add_row(*row)
+        table.add_row(*map(Text, row))
     Console().print(table)
 
 

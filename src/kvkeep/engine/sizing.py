@@ -27,7 +27,7 @@ def device_slots(
         ConfigError: the memory does not hold one page.
     """
     fixed = [_fixed(config, group, lookahead) for group in schema.groups]
-    share = [_share(config, group) for group in schema.groups]
+    share = [pool_share(config, group) for group in schema.groups]
     if config.device_tokens is not None:
         pages = config.device_tokens // config.page_size
     else:
@@ -42,6 +42,13 @@ def device_slots(
             "--mem-fraction-static, or lower --page-size"
         )
     return [max(few, int(part * pages)) for few, part in zip(fixed, share, strict=True)]
+
+
+def pool_share(config: EngineConfig, group: Group) -> float:
+    """Slots per page of the pool."""
+    if group.working:
+        return 0.0
+    return 1.0 if group.tail is None else config.window_ratio
 
 
 def host_slots(config: EngineConfig, schema: Schema, device: list[int]) -> list[int]:
@@ -89,13 +96,6 @@ def _fixed(config: EngineConfig, group: Group, lookahead: int) -> int:
         return 1
     step = max(config.chunked_prefill_size, lookahead)
     return group.tail + -(-step // config.page_size) + 2
-
-
-def _share(config: EngineConfig, group: Group) -> float:
-    """Slots per page of the pool."""
-    if group.working:
-        return 0.0
-    return 1.0 if group.tail is None else config.window_ratio
 
 
 def _room(config: EngineConfig, device: torch.device) -> int:

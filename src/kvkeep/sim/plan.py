@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
-from ..models.state_sizes import state_groups
-from ..schema import ConfigError
-from .replay import Result
-
-GIB = 1 << 30
+from ..engine.config import GIB, EngineConfig
+from ..engine.sizing import pool_share
+from ..models.state_sizes import read_groups
+from ..schema import ConfigError, Group
+from ..stores.record import footer_bytes
+from ..transfer import LOAD, READ, SAVE, WRITE
+from .replay import TIERS, Capacity, Hits, Result
+from .traces import Trace
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,56 +28,109 @@ class Answers:
     saved_tokens: int  # of these, not to be computed
     moved_bytes: dict[str, int]  # by lane
 
+    def __add__(self, other: Answers) -> Answers:
+        """Both, counted together."""
+        return Answers(
+            self.prompt_tokens + other.prompt_tokens,
+            self.saved_tokens + other.saved_tokens,
+            {lane: size + other.moved_bytes[lane] for lane, size in self.moved_bytes.items()},
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a page of a trace stands for."""
+    """What a page of a trace stands for.
+
+    A page has all groups. Where a group has a sliding window, the engine gives it slots for a share
+    of the pages, on the device and so on the host, and a page pays for that share; storage keeps
+    every page of every group. That the windows a hit needs are among those kept, as they are where
+    the least recently used goes first, is taken for granted.
+    """
 
     page_tokens: int
-    page_bytes: int  # of all groups that a hit needs every page of
+    groups: tuple[Group, ...]
+    shares: tuple[float, ...]  # of each group: slots in memory per page
 
-    def pages(self, gib: float) -> int:
-        """Whole pages that fit; ConfigError if ``gib`` is negative."""
-        if gib < 0:
+    @property
+    def page_bytes(self) -> dict[str, int]:
+        """What a page more takes, by tier."""
+        parts = list(zip(self.groups, self.shares, strict=True))
+        records = [group.record_bytes for group in self.groups]
+        sizes = (
+            sum(group.page_bytes * share for group, share in parts),
+            sum(group.record_bytes * share for group, share in parts),
+            sum(size + footer_bytes(size) for size in records),
+        )
+        return dict(zip(TIERS, map(round, sizes), strict=True))
+
+    def capacity(self, *gib: float) -> Capacity:
+        """Tiers of so many GiB.
+
+        Raises:
+            ConfigError: one cannot be, or holds no page.
+        """
+        return Capacity(*(self._pages(*tier) for tier in zip(TIERS, gib, strict=True)))
+
+    def _pages(self, tier: str, gib: float) -> int:
+        if not 0 <= gib < math.inf:
             raise ConfigError(f"a tier cannot have {gib:g} GiB")
-        return int(gib * GIB) // self.page_bytes
+        size = self.page_bytes[tier]
+        pages = int(gib * GIB) // size
+        if gib and not pages:
+            raise ConfigError(f"{gib:g} GiB hold no page: on the {tier} it is {size / GIB:.4f} GiB")
+        return pages
 
     def gib(self, pages: int) -> float:
-        """What so many pages take."""
-        return pages * self.page_bytes / GIB
+        """What so many pages take on the device."""
+        return pages * self.page_bytes["device"] / GIB
 
-    def answers(self, result: Result) -> Answers:
-        """The figures of a replay, in tokens and bytes."""
+    def answers(self, trace: Trace, result: Result, hits: Iterable[Hits]) -> Answers:
+        """The figures of a replay, in tokens and bytes.
+
+        Args:
+            hits: of each request.
+        """
+        by_tier = np.array([*hits], np.int64).reshape(len(trace), len(TIERS))
+        tokens = trace.tokens(self.page_tokens)
+        saved = np.minimum(by_tier.sum(axis=1) * self.page_tokens, tokens)
+        record = sum(group.record_bytes for group in self.groups)
         return Answers(
-            result.pages * self.page_tokens,
-            result.hits["total"] * self.page_tokens,
-            {lane: count * self.page_bytes for lane, count in result.moved.items()},
+            int(tokens.sum()),
+            int(saved.sum()),
+            {
+                SAVE: result.moved[SAVE] * record,
+                LOAD: self._brought(by_tier[:, 1:].sum(axis=1)),
+                WRITE: result.moved[WRITE] * record,
+                READ: self._brought(by_tier[:, 2]),
+            },
         )
+
+    def _brought(self, pages: NDArray[np.int64]) -> int:
+        """Bytes of the last ``pages`` of each request's hit: of each group what the hit needs."""
+        most = [math.inf if group.tail is None else group.tail for group in self.groups]
+        counts = [int(np.minimum(pages, tail).sum()) for tail in most]
+        return sum(n * group.record_bytes for n, group in zip(counts, self.groups, strict=True))
 
 
 def read_plan(configs: Sequence[Path], page_tokens: int, kv_dtype: str) -> Plan:
     """A deployment's plan.
-
-    Sliding windows and recurrent states have pools of their own, of which a hit needs a tail; they
-    are not counted.
 
     Args:
         configs: a target's ``config.json``, and its EAGLE-3 draft's if there is one.
         page_tokens: tokens of a block of the trace.
 
     Raises:
-        ConfigError: a file cannot be read, or is of a model that keeps no state for every page.
+        ConfigError: a file cannot be read, or is of a model whose hits depend on more than pages.
     """
-    size = 0
+    groups: list[Group] = []
     for file in configs:
-        try:
-            config = msgspec.json.decode(file.read_bytes(), type=dict)
-        except OSError as error:
-            raise ConfigError(f"{file}: {error.strerror}") from error
-        except msgspec.DecodeError as error:
-            raise ConfigError(f"{file}: {error}") from error
-        groups = state_groups(config, page_tokens, kv_dtype)
-        size += sum(group.page_bytes for group in groups if group.tail is None)
-    if not size:
-        raise ConfigError("none of these models keeps state that a hit needs every page of")
-    return Plan(page_tokens, size)
+        groups += read_groups(file, page_tokens, kv_dtype)
+        if any(group.working for group in groups):
+            raise ConfigError(
+                f"{file}: recurrent layers keep snapshots, and a hit ends only where there is one; "
+                "a replay of pages does not know where"
+            )
+    engine = EngineConfig(model=configs[0])
+    shares = [pool_share(engine, group) for group in groups]
+    # Where no group has a slot for each page, pages are those that the largest has slots for.
+    return Plan(page_tokens, tuple(groups), tuple(share / max(shares) for share in shares))

@@ -6,6 +6,7 @@ figures are exact and the same in every run: they depend on capacities and polic
 
 from __future__ import annotations
 
+import math
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -16,11 +17,14 @@ from numpy.typing import NDArray
 from ..cache import Cache
 from ..media.base import NOW, Copy, Mark, Reached
 from ..policy import Policy
-from ..schema import Component, Group, Identity, Key, Schema, Slots
+from ..schema import Component, ConfigError, Group, Identity, Key, Schema, Slots
 from ..transfer import LOAD, READ, SAVE, WRITE, Ticket, Work
 from .traces import Trace
 
 Ids = NDArray[np.int32]
+
+Hits = NDArray[np.int64]
+"""Pages that one request hit, ``[tiers]``: where each was before."""
 
 TIERS = ("device", "host", "storage")
 _SCHEMA = Schema(Identity("replay"), 1, (Group("full", (Component("k", (0,), (1,), "U8"),)),))
@@ -29,11 +33,19 @@ _COMPUTED = np.array([-1], dtype=np.int32)  # the one token that a hit always le
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """Pages that each tier holds."""
+    """Pages that each tier holds.
+
+    Raises:
+        ConfigError: the device holds none.
+    """
 
     device: int | None = None  # None: all there are
     host: int = 0
     storage: int = 0
+
+    def __post_init__(self) -> None:
+        if self.device is not None and self.device < 1:
+            raise ConfigError("the device must hold a page at least")
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +149,7 @@ def replay(
     trace: Trace,
     capacity: Capacity,
     policy: Policy | None = None,
-    tell: Callable[[], None] = lambda: None,
+    tell: Callable[[Hits], None] = lambda hits: None,
 ) -> Result:
     """Serve the requests of ``trace`` in order, one at a time.
 
@@ -147,34 +159,51 @@ def replay(
 
     Args:
         policy: what evicts what, and what goes down when.
-        tell: called after each request.
+        tell: called after each request, with what it hit.
+
+    Raises:
+        ConfigError: there is storage, and no host that it could be read into.
     """
-    device = trace.distinct + 1 if capacity.device is None else capacity.device
+    most = trace.distinct + trace.longest + 1  # pages; a tier with more slots does nothing else
+    device = most if capacity.device is None else min(capacity.device, most)
+    host = min(capacity.host, most)
     policy = replace(policy or Policy(), write_ahead=0.0, prefetch_min_tokens=0)  # no copy costs
+    if capacity.storage and host * policy.prefetch_share < 1:
+        least = math.ceil(1 / policy.prefetch_share)
+        raise ConfigError(
+            f"storage is read into a share of the host, which must hold {least} pages at least, "
+            f"not {host}"
+        )
     served, spare = device, 0  # pages that are served at once, and that the host has more of
-    if capacity.host and policy.write == "write_back":
+    if host and policy.write == "write_back":
         # What is copied at once needs a place for a moment; between requests it is free.
-        served = max(device, min(trace.longest, device + capacity.host))
+        served = max(device, min(trace.longest, device + host))
         spare = min(trace.longest, served)
     store = KeyStore(capacity.storage) if capacity.storage else None
-    slots = [served], [capacity.host + spare]
+    slots = [served], [host + spare]
     cache = Cache(_SCHEMA, *slots, store, policy, NoBytes(), AtOnce)
+    total = _hits(cache)
     for blocks, priority in zip(trace, trace.priorities, strict=True):
         _serve(cache, blocks[:served], priority)
         cache.residency.make_room(cache.residency.device, 0, served - device)
         cache.residency.make_room(cache.residency.host, 0, spare)
-        tell()
-    hits = {tier: cache.counts[f"hit_tokens_total{{tier={tier}}}"] for tier in TIERS}
+        before, total = total, _hits(cache)
+        tell(total - before)
     evicted = (cache.residency.device.evicted[0], cache.residency.host.evicted[0])
     cache.close()
     size = _SCHEMA.groups[0].record_bytes
     return Result(
         len(trace),
         len(trace.blocks),
-        hits | {"total": sum(hits.values())},
+        dict(zip((*TIERS, "total"), (*total.tolist(), int(total.sum())), strict=True)),
         dict(zip(TIERS, (*evicted, store.evicted if store else 0), strict=True)),
         {lane: cache.transfers.moved[lane] // size for lane in (SAVE, LOAD, WRITE, READ)},
     )
+
+
+def _hits(cache: Cache) -> Hits:
+    """Of all requests so far."""
+    return np.array([cache.counts[f"hit_tokens_total{{tier={tier}}}"] for tier in TIERS])
 
 
 def _serve(cache: Cache, blocks: Ids, priority: int) -> None:

@@ -5,77 +5,95 @@ from __future__ import annotations
 import dataclasses
 import functools
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
+from rich.table import Column, Table
+from rich.text import Text
 
 from ..chart import need_matplotlib
+from ..engine.config import GIB
+from ..output import writable, write_json
 from ..policy import EVICTION, Policy, priority
-from .plan import GIB, Answers, Plan
+from .plan import Answers, Plan
 from .plot import Line, draw
-from .replay import TIERS, Capacity, Result, replay
-from .traces import Trace, read_trace
+from .replay import TIERS, Capacity, Hits, Result, replay
+from .traces import Trace
 
+MIB = 1 << 20
 _STEPS = 8  # capacities in a plot, each half of the next
+_WIDTH = 80  # columns of the table at least; narrower ones lose figures
 
 
 def run(
-    files: Sequence[Path],
+    traces: Sequence[Trace],
     capacity: Capacity,
     policy: Policy,
-    together: bool = False,
     json: Path | None = None,
     plot: Path | None = None,
     plan: Plan | None = None,
 ) -> None:
-    """Replay each file on a cache of its own, or all as one stream.
+    """Replay each trace on a cache of its own.
 
     Args:
-        json: where the figures go: those of all files, and with several, "traces" by name.
+        json: where the figures go: those of all traces, and with several, "traces" by name.
         plot: where a chart goes of hits against device pages, a line per eviction order.
         plan: what a page stands for, to tell in tokens and GiB, too; the chart is in GiB then.
 
     Raises:
-        ConfigError: a file cannot be read, or matplotlib is missing.
+        ConfigError: tiers that cannot be, a file cannot be written, or matplotlib is missing.
     """
     if plot is not None:
         need_matplotlib()
-    traces = [read_trace(files)] if together else [read_trace([file]) for file in files]
+    for file in filter(None, (json, plot)):
+        writable(file)
     sweeps = [_sweep(trace, capacity, policy) if plot else {} for trace in traces]
     runs = [1 + sum(map(len, sweep.values())) for sweep in sweeps]
     measure: Callable[[int], float] = plan.gib if plan else float
     with _progress() as progress:
         total = sum(len(trace) * count for trace, count in zip(traces, runs, strict=True))
         tell = functools.partial(progress.advance, progress.add_task("replaying", total=total))
-        results = [replay(trace, capacity, policy, tell) for trace in traces]
+        done = [_replay(trace, capacity, policy, tell) for trace in traces]
         lines = [
             Line(
                 f"{trace.name}, {name}" if len(traces) > 1 else name,
                 [measure(size.device or 0) for size, _ in sweep[name]],
-                [replay(trace, size, policy, tell).ratio for size, policy in sweep[name]],
+                [_replay(trace, size, policy, tell)[0].ratio for size, policy in sweep[name]],
             )
             for trace, sweep in zip(traces, sweeps, strict=True)
             for name in sweep
         ]
-    _show(traces, results, capacity)
-    everything = functools.reduce(operator.add, results)
-    answers = plan.answers(everything) if plan else None
-    if plan and answers:
+    results = {trace.name: result for trace, (result, _) in zip(traces, done, strict=True)}
+    everything = functools.reduce(operator.add, (result for result, _ in done))
+    _show(results if len(traces) == 1 else results | {"all": everything}, capacity)
+    figures = dataclasses.asdict(everything)
+    if len(traces) > 1:
+        figures["traces"] = {name: dataclasses.asdict(one) for name, one in results.items()}
+    if plan:
+        parts = (plan.answers(trace, *told) for trace, told in zip(traces, done, strict=True))
+        answers = functools.reduce(operator.add, parts)
         _show_plan(plan, answers)
+        sizes = {"page_tokens": plan.page_tokens, "page_bytes": plan.page_bytes}
+        figures["plan"] = sizes | dataclasses.asdict(answers)
     if json is not None:
-        figures = dataclasses.asdict(everything)
-        if len(traces) > 1:
-            named = zip(traces, results, strict=True)
-            figures["traces"] = {trace.name: dataclasses.asdict(result) for trace, result in named}
-        if plan and answers:
-            figures["plan"] = dataclasses.asdict(plan) | dataclasses.asdict(answers)
-        json.write_bytes(msgspec.json.format(msgspec.json.encode(figures), indent=2) + b"\n")
+        write_json(json, figures)
     if plot is not None:
         draw(plot, lines, "GiB" if plan else "pages")
+
+
+def _replay(
+    trace: Trace, capacity: Capacity, policy: Policy, tell: Callable[[], None]
+) -> tuple[Result, list[Hits]]:
+    """What a replay counted, and what each request hit."""
+    hits: list[Hits] = []
+
+    def heard(one: Hits) -> None:
+        hits.append(one)
+        tell()
+
+    return replay(trace, capacity, policy, heard), hits
 
 
 def _sweep(
@@ -96,27 +114,30 @@ def _progress() -> Progress:
     return Progress(*parts, console=Console(stderr=True), transient=True)
 
 
-def _show(traces: list[Trace], results: list[Result], capacity: Capacity) -> None:
-    """Print a row per trace, and the sum of several; tiers that there are."""
+def _show(results: Mapping[str, Result], capacity: Capacity) -> None:
+    """Print for each name a row per tier that there is, and one for all of them."""
+    table = Table(Column("trace", overflow="fold"), box=None)
+    for name in ("requests", "pages", "tier", "hits", "ratio", "evicted"):
+        table.add_column(name, justify="left" if name == "tier" else "right", no_wrap=True)
     tiers = [tier for tier in TIERS if getattr(capacity, tier) != 0]
-    table = Table("trace", box=None)
-    for name in ("requests", "pages", *(f"hits: {tier}" for tier in tiers), "total", "ratio"):
-        table.add_column(name, justify="right")
-    table.add_column("evicted", justify="right")
-    rows = [(trace.name, result) for trace, result in zip(traces, results, strict=True)]
-    if len(rows) > 1:
-        rows.append(("all", functools.reduce(operator.add, results)))
-    for name, result in rows:
-        hits = [result.hits[key] for key in (*tiers, "total")]
-        counts = [f"{count:,}" for count in (result.requests, result.pages, *hits)]
-        evicted = " / ".join(f"{result.evictions[tier]:,}" for tier in tiers)
-        table.add_row(name, *counts, f"{result.ratio:.2%}", evicted)
-    Console().print(table)
+    for name, result in results.items():
+        above = (name, f"{result.requests:,}", f"{result.pages:,}")
+        for tier in (*tiers, "total"):
+            hits = result.hits[tier]
+            evicted = f"{result.evictions[tier]:,}" if tier in tiers else ""
+            shown = (tier, f"{hits:,}", f"{hits / max(1, result.pages):.2%}", evicted)
+            table.add_row(*(Text(cell) for cell in (*above, *shown)))
+            above = ("", "", "")
+    console = Console()
+    console.width = max(console.width, _WIDTH)
+    console.print(table)
 
 
 def _show_plan(plan: Plan, answers: Answers) -> None:
-    """Print what hits save, and what moves for that."""
-    console = Console()
+    """Print what hits save, what a page takes, and what moves."""
+    console = Console(soft_wrap=True)
     console.print(f"saved {answers.saved_tokens:,} of {answers.prompt_tokens:,} prefill tokens")
+    sizes = (f"{tier} {size / MIB:,.2f}" for tier, size in plan.page_bytes.items())
+    console.print(f"a page is {plan.page_tokens} tokens; in MiB: {', '.join(sizes)}")
     moved = [f"{lane} {size / GIB:,.1f}" for lane, size in answers.moved_bytes.items() if size]
-    console.print(f"a page is {plan.gib(1):.4f} GiB; moved, in GiB: {', '.join(moved) or 0}")
+    console.print(f"moved, in GiB: {', '.join(moved) or 0}")

@@ -2,12 +2,14 @@
 
 The format is Mooncake's (github.com/kvcache-ai/Mooncake, FAST25-release): one JSON object a line,
 of which ``hash_ids`` is read: an id for each block of the prompt, which names the block's content
-*and everything before it*. The last block may be partial and counts like any other.
+*and everything before it*. The last block may be partial and counts like any other, or it has no
+id. ``input_length``, the prompt's tokens, tells how large blocks are.
 """
 
 from __future__ import annotations
 
 import lzma
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,9 +21,13 @@ from numpy.typing import NDArray
 
 from ..schema import ConfigError
 
+_USUAL = tuple(1 << n for n in range(20))
+"""Tokens of blocks."""
+
 
 class _Line(msgspec.Struct):
     hash_ids: list[int]
+    input_length: Annotated[int, msgspec.Meta(ge=0)] | None = None
     priority: Annotated[int, msgspec.Meta(ge=0, le=255)] = 0
 
 
@@ -29,10 +35,11 @@ class _Line(msgspec.Struct):
 class Trace:
     """Requests, in order."""
 
-    name: str
+    name: str  # of its files, as given
     blocks: NDArray[np.int32]  # of all requests, one after another; ids from 0, as they come
     ends: NDArray[np.int64]  # [requests]: where in ``blocks`` each ends
     priorities: list[int]  # of each request, 0 to 255
+    lengths: list[int | None]  # of each request, in tokens; None: the trace does not tell
     distinct: int  # blocks that differ
 
     def __len__(self) -> int:
@@ -45,6 +52,13 @@ class Trace:
         for end in self.ends.tolist():
             yield self.blocks[start:end]
             start = end
+
+    def tokens(self, page_tokens: int) -> NDArray[np.int64]:
+        """``[requests]``: tokens of each, where blocks have so many; without a length they are
+        whole."""
+        whole = (len(blocks) * page_tokens for blocks in self)
+        told = zip(self.lengths, whole, strict=True)
+        return np.array([most if tokens is None else tokens for tokens, most in told], np.int64)
 
     @property
     def longest(self) -> int:
@@ -62,12 +76,47 @@ def read_trace(files: Sequence[Path]) -> Trace:
     names: dict[int, int] = {}
     blocks = [names.setdefault(name, len(names)) for line in lines for name in line.hash_ids]
     return Trace(
-        name=", ".join(file.name for file in files),
+        name=", ".join(map(str, files)),
         blocks=np.array(blocks, dtype=np.int32),
         ends=np.cumsum([len(line.hash_ids) for line in lines], dtype=np.int64),
         priorities=[line.priority for line in lines],
+        lengths=[line.input_length for line in lines],
         distinct=len(names),
     )
+
+
+def tokens_per_block(traces: Sequence[Trace], said: int | None) -> int:
+    """Tokens of a block: what is ``said``, or the one usual size that the prompts' lengths allow.
+
+    A prompt of n blocks is longer than n - 1 of them and shorter than n + 1.
+
+    Raises:
+        ConfigError: the lengths contradict what is said or each other, or do not tell enough.
+    """
+    known = [
+        (tokens, len(blocks))
+        for trace in traces
+        for tokens, blocks in zip(trace.lengths, trace, strict=True)
+        if tokens is not None
+    ]
+    low = max((tokens // (count + 1) + 1 for tokens, count in known), default=1)
+    tops = (-(-tokens // (count - 1)) - 1 for tokens, count in known if count > 1)
+    high = min(tops, default=math.inf)
+    if low > high:
+        raise ConfigError("no --block-tokens fits the prompts' lengths (input_length) in the trace")
+    usual = [low] if low == high else [size for size in _USUAL if low <= size <= high]
+    if said is None and len(usual) != 1:
+        raise ConfigError(
+            "say --block-tokens: the prompts' lengths (input_length) in the trace leave open which "
+            f"of {low} to {high} it is"
+        )
+    if said is not None and not low <= said <= high:
+        fitting = usual[0] if len(usual) == 1 else f"{low} to {high}"
+        raise ConfigError(
+            f"--block-tokens {said} does not fit the prompts' lengths (input_length) in the trace; "
+            f"what fits is {fitting}"
+        )
+    return usual[0] if said is None else said
 
 
 def _lines(file: Path) -> Iterator[_Line]:
