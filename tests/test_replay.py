@@ -385,7 +385,7 @@ def test_a_plan_is_in_gib_and_tokens(tmp_path: Path) -> None:
 
 
 def test_what_comes_from_storage_moves_twice(tmp_path: Path) -> None:
-    flags = "--device-pages 300 --host-pages 600 --storage-pages 5000".split()
+    flags = ["--device-pages", "300", "--host-pages", "600", "--storage-pages", "5000"]
     out, model = tmp_path / "figures.json", CONFIGS / "llama-3.1-8b.json"
     command(SYNTHETIC, *flags, "--model", model, "--json", out)
     figures = json.loads(out.read_text())
