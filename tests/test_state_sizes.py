@@ -86,3 +86,10 @@ def test_names_are_shown_as_they_are(tmp_path: Path) -> None:
     lines = CliRunner().invoke(cli.app, ["sizes", str(file)]).output.splitlines()
     start = next(i for i, line in enumerate(lines) if "[red]x" in line)
     assert "".join(line.split()[0] for line in lines[start:]) == file.stem
+
+
+def test_the_command_prints_the_table_of_the_docs() -> None:
+    files = map(str, sorted((DOCS / "configs").glob("*.json")))
+    shown = CliRunner().invoke(cli.app, ["sizes", "--markdown", *files]).output.rstrip()
+    assert shown.startswith("| model | group |")
+    assert shown in (DOCS / "state-sizes.md").read_text()

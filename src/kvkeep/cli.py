@@ -330,11 +330,7 @@ def replay(
     ] = None,
     block_tokens: Annotated[
         int | None,
-        typer.Option(
-            help="With --model: tokens of a block of the trace. Default: as the prompts' lengths "
-            "in it tell.",
-            min=1,
-        ),
+        typer.Option(help="With --model: tokens of a block. Default: as the trace tells.", min=1),
     ] = None,
     kv_cache_dtype: Annotated[str, typer.Option(help="With --model.")] = "bfloat16",
 ) -> None:
@@ -411,21 +407,9 @@ def sizes(
     markdown: Annotated[bool, typer.Option("--markdown", help="As a Markdown table.")] = False,
 ) -> None:
     """Tell what models keep per page, from their configs: targets, and EAGLE-3 drafts."""
-    from .models.state_sizes import HEADER, rows
+    from .models.state_sizes import as_markdown, rows, show
 
-    found = list(rows(configs, page_size, kv_cache_dtype))
-    if markdown:
-        for row in [HEADER, ("---",) * 3 + ("---:",) * 4, *found]:
-            typer.echo(f"| {' | '.join(row)} |")
-        return
-    from rich.console import Console
-    from rich.table import Column, Table
-    from rich.text import Text
-
-    table = Table(Column(HEADER[0], overflow="fold"), *HEADER[1:], box=None)
-    for row in found:
-        table.add_row(*map(Text, row))
-    Console().print(table)
+    (as_markdown if markdown else show)(list(rows(configs, page_size, kv_cache_dtype)))
 
 
 DIRECTORY = Annotated[Path, typer.Argument(metavar="DIR", help="A --hicache-storage-dir.")]

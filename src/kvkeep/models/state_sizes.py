@@ -8,6 +8,10 @@ from pathlib import Path
 from textwrap import shorten
 from typing import Any
 
+from rich.console import Console
+from rich.table import Column, Table
+from rich.text import Text
+
 from ..schema import ConfigError, Group, UnsupportedModel
 from .base import KV_DTYPES
 from .decoder import Sizes
@@ -73,3 +77,17 @@ def rows(files: Sequence[Path], page_tokens: int, kv_dtype: str) -> Iterator[tup
                 f"{group.page_bytes / 1024:,.0f}",
                 "" if group.working else f"{group.page_bytes / 1024 / page_tokens:,.1f}",
             )
+
+
+def show(found: Sequence[tuple[str, ...]]) -> None:
+    """Print :func:`rows` as a table."""
+    table = Table(Column(HEADER[0], overflow="fold"), *HEADER[1:], box=None)
+    for row in found:
+        table.add_row(*map(Text, row))
+    Console().print(table)
+
+
+def as_markdown(found: Sequence[tuple[str, ...]]) -> None:
+    """Print :func:`rows` as a Markdown table."""
+    for row in [HEADER, ("---",) * 3 + ("---:",) * 4, *found]:
+        print(f"| {' | '.join(row)} |")
