@@ -11,7 +11,7 @@ device still has in the end is lined up by :meth:`Backup.flush`.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,14 +51,13 @@ class Backup:
         groups = len(residency.schema.groups)
         self._unsaved: list[list[Ids]] = [[] for _ in range(groups)]  # to the host
         self._unwritten: list[list[Ids]] = [[] for _ in range(groups)]  # to storage
-        self._writing = [0] * groups  # host slots that writes under way pin
         self._demotions: list[Ticket] = []  # copies under way for room on the device
         self._copier = Breaker()  # what makes them
 
     @property
     def leaving(self) -> bool:
         """Device slots will be free when copies under way have landed."""
-        return self._exclusive and any(map(self._leaving, range(len(self._writing))))
+        return self._exclusive and any(map(self._leaving, range(len(self._unsaved))))
 
     @property
     def waiting(self) -> bool:
@@ -82,7 +81,7 @@ class Backup:
         if self._policy.write == "write_through_selective":
             often = table.reused[pages] >= self._policy.write_hits
             self._line_up(group, pages[often & table.where(HOST, group, pages, Residence.ABSENT)])
-        busy = self._unwritten[group] or self._writing[group]  # with these, perhaps
+        busy = self._unwritten[group] or self._writing(group)  # with these, perhaps
         if self._transfers.has_store and not self._exclusive and not busy:
             lacking = pages[~table.stored[group, pages]]
             lacking = lacking[table.where(HOST, group, lacking, Residence.LIVE)]
@@ -145,8 +144,12 @@ class Backup:
 
     def _leaving(self, group: int) -> int:
         """Device slots that copies under way are about to free."""
-        moves = [move for ticket in self._demotions for move in ticket.moves]
-        return sum(len(move.pages) for move in moves if move.group == group)
+        return _count(self._demotions, group)
+
+    def _writing(self, group: int) -> int:
+        """Host slots that writes under way pin."""
+        pending = self._transfers.pending
+        return _count((ticket for ticket in pending if ticket.kind == WRITE), group)
 
     def _leave(self, group: int, pages: Ids) -> None:
         """These are evicted from the device."""
@@ -181,7 +184,7 @@ class Backup:
 
     def _next_save(self, group: int) -> Move | None:
         residency, table = self._residency, self._residency.table
-        if self._exclusive and (self._unwritten[group] or self._writing[group]):
+        if self._exclusive and (self._unwritten[group] or self._writing(group)):
             return None  # a flush: nothing is to take the place of what storage has not got yet
         capacity, line = residency.device.capacity[group], self._unsaved[group]
         if not residency.host.available(group) and sum(map(len, line)) <= capacity:
@@ -225,7 +228,7 @@ class Backup:
         residency, table = self._residency, self._residency.table
         capacity, line = residency.host.capacity[group], self._unwritten[group]
         share = max(1, int(_PINNED_SHARE * capacity)) if self._transfers.storage else 0
-        room = share - self._writing[group]
+        room = share - self._writing(group)
         if self._transfers.has_store and room <= 0 and sum(map(len, line)) <= capacity:
             return None  # as above
         waiting = self._take(self._unwritten, group)
@@ -244,15 +247,12 @@ class Backup:
         self._put_back(self._unwritten, group, later)
         if not len(ready):
             return None
-        self._writing[group] += len(ready)
         keys = self._transfers.names(group, table.keys(ready))
         return Move(group, ready, residency.host.pin(group, ready), NO_SLOTS, keys)
 
     def written(self, ticket: Ticket) -> None:
         """A host-to-storage ticket came back."""
         residency = self._residency
-        for move in ticket.moves:
-            self._writing[move.group] -= len(move.pages)
         for move in ticket.moves:
             residency.host.unpin(move.group, move.pages)
             landed = move.pages[move.landed]
@@ -297,3 +297,9 @@ def _split(pages: Ids, fit: NDArray[np.bool_], room: int) -> tuple[Ids, Ids]:
     """The first ``room`` pages that are ``fit``, and all the others, in order."""
     ready = fit & (np.cumsum(fit) <= room)
     return pages[ready], pages[~ready]
+
+
+def _count(tickets: Iterable[Ticket], group: int) -> int:
+    """Pages of a group that they move."""
+    moves = (move for ticket in tickets for move in ticket.moves)
+    return sum(len(move.pages) for move in moves if move.group == group)

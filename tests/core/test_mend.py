@@ -226,11 +226,6 @@ def serve(w: World, rng: random.Random) -> None:
         w.cache.evict(rng.choice(["device", "host"]))
 
 
-def forget_who_waits(w: World) -> None:
-    for request in [r for r in w.requests if r.prefetch]:
-        w.release(request)
-
-
 class Clumsy:
     """What tiers do breaks now and then, before or after it is done."""
 
@@ -276,7 +271,6 @@ def test_damage_that_nobody_looks_for_raises_nothing(damage: str) -> None:
     """Somebody stumbles over it, sooner or later, and then it is mended."""
     for seed in range(15):
         w, rng = world(seed)
-        forget_who_waits(w)
         w._compute = lambda *_: None  # it might write where damage lets others read
         DAMAGE[damage](w, rng)
         for _ in range(10):
@@ -290,7 +284,6 @@ def test_steps_that_break_half_way_are_mended() -> None:
     broke = 0
     for seed in range(80):
         w, rng = world(seed)
-        forget_who_waits(w)
         clumsy = Clumsy(w, rng)
         for _ in range(5):
             serve(w, rng)
