@@ -510,8 +510,8 @@ def test_storage_hears_of_hits_in_memory_ancestors_last() -> None:
     lease_of(w, A)
     prints = [FOUR.fingerprint(g) for g in FOUR.groups]
     depths = [(prints.index(key.group), len(w.names[key.page][1]) // P) for key in w.store.touched]
-    full, draft = ([(g, d) for d in (3, 2, 1)] for g in (0, 3))
-    assert depths == [*full, (1, 3), (1, 2), (2, 3), *draft]
+    third, second = [(0, 3), (1, 3), (2, 3), (3, 3)], [(0, 2), (1, 2), (3, 2)]
+    assert depths == [*third, *second, (0, 1), (3, 1)], "page by page"
 
 
 # --- the way up
