@@ -115,7 +115,7 @@ class Tier:
         row, state = self.table.slot[self.index, group], self.table.state[self.index, group]
         if count(self.table.pins[self.index, group][pages]):
             raise InvariantError("a pinned slot is dropped")
-        slots = self._own(group, pages).astype(np.intp)
+        slots = self._own(group, pages)
         self._busy[group] -= count(state[pages] == WRITING)
         row[pages] = NO_SLOT
         state[pages] = ABSENT
@@ -130,7 +130,7 @@ class Tier:
         slots = self._own(group, pages)
         self._busy[group] += len(pages) - count(before)
         pins[pages] = before + ONE
-        return slots
+        return slots.astype(np.int32)
 
     def unpin(self, group: int, pages: Ids) -> None:
         """Take back one pin of each."""
@@ -180,9 +180,9 @@ class Tier:
             raise InvariantError(f"a {self.name} slot is given away that is not private")
         return at
 
-    def _own(self, group: int, pages: Ids) -> Slots:
-        """The slots of these rows; all must have one that is their own."""
-        slots: Slots = self.table.slot[self.index, group][pages]
+    def _own(self, group: int, pages: Ids) -> Ids:
+        """The slots of these rows as indices; all must have one that is their own."""
+        slots: Ids = self.table.slot[self.index, group][pages].astype(np.intp)
         if count(self._owner[group][slots] != pages):
             raise InvariantError(f"a {self.name} row without a slot of its own is used")
         return slots
