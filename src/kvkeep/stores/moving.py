@@ -18,8 +18,9 @@ SEALED = 4 << 20
 """Bytes that are sealed while as many are written: a second thread pays from here on."""
 SHARED = 8 << 20
 """Bytes that two threads read and verify together; of fewer, they only slow each other down."""
-READ = 2 << 20
-"""Bytes that a thread takes at once: so few that both are done at about the same time."""
+READ, PARTS = 2 << 20, 8
+"""Bytes that a thread takes at once, at least, and of how many parts one is: so few that both
+threads are done at about the same time, and so many that a disk reads ahead."""
 
 
 class Records(NamedTuple):
@@ -65,8 +66,9 @@ def save(records: Records, slab: Open, helper: Executor) -> Failures:
 
 def load(records: Records, slab: Open, helper: Executor) -> Failures:
     """Read and verify ``records``. The helper takes parts, too, when it can."""
-    parts = records.parts(READ)
-    if sum(map(len, records.bodies)) < SHARED:
+    total = sum(map(len, records.bodies))
+    parts = records.parts(max(READ, total // PARTS))
+    if total < SHARED:
         return [failure for part in parts for failure in _read(part, slab)]
     left = iter(range(len(parts)))  # of both threads
 
