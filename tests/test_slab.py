@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -10,8 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvkeep.schema import Key
+from kvkeep.stores import moving
 from kvkeep.stores import slab as module
 from kvkeep.stores.record import footer_bytes
+from kvkeep.stores.rows import Place
 from kvkeep.stores.slab import Slab
 
 BODY = 5000
@@ -62,3 +66,38 @@ def test_records_move_however_little_moves_at_once(
         slab.close()
     assert [bytes(body) for body in got[0]] == bodies
     assert [bytes(foot) for foot in got[1]] == feet
+
+
+def test_what_waits_for_a_disk_is_known(tmp_path: Path) -> None:
+    from kvkeep.bench.files import in_memory  # not where mutants are tested
+
+    file = tmp_path / "slab"
+    slab = Slab(file, BODY, writable=True, create=True)
+    assert slab.write([0, 1], *([memoryview(bytes(n))] * 2 for n in (BODY, FOOT))) == [None] * 2
+    assert slab.in_memory(1)
+    assert slab.in_memory(1 << 62), "what is nowhere waits for nothing"
+    with file.open("rb") as opened:
+        os.fsync(opened.fileno())
+        os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    assert slab.in_memory(1) == in_memory(tmp_path)
+    slab.close()
+
+
+def test_one_thread_reads_from_a_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two would disturb what the system reads ahead."""
+    monkeypatch.setattr(moving, "SHARED", 0)
+    group, page = b"\1" * 16, b"\2" * 32
+    slab = Slab(tmp_path / "slab", BODY, writable=True, create=True)
+    body = memoryview(bytearray(BODY))
+    records = moving.Records([Key(group, page)], [Place(1, 0, 1)], [body])
+    helper = ThreadPoolExecutor(1)
+    assert moving.save(records, lambda _: slab, helper) == [None]
+    helpers = []
+    monkeypatch.setattr(
+        helper, "submit", lambda work: helpers.append(work) or ThreadPoolExecutor(1).submit(dict)
+    )
+    for there in (True, False):
+        monkeypatch.setattr(Slab, "in_memory", lambda _, number, there=there: there)
+        assert moving.load(records, lambda _: slab, helper) == [None]
+    assert len(helpers) == 1
+    slab.close()

@@ -1248,6 +1248,14 @@ MUTANTS = [
         killer="../test_index.py: taken_back_is_forgotten",
     ),
     Mutant(
+        "two threads read from a disk",
+        "what the system reads ahead is of no use",
+        "stores/moving.py",
+        " or not _in_memory(records, slab):",
+        ":",
+        killer="../test_slab.py: one_thread_reads",
+    ),
+    Mutant(
         "a short write is not gone on with",
         "the end of a record is another record's",
         "stores/slab.py",

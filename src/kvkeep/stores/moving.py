@@ -18,9 +18,8 @@ SEALED = 4 << 20
 """Bytes that are sealed while as many are written: a second thread pays from here on."""
 SHARED = 8 << 20
 """Bytes that two threads read and verify together; of fewer, they only slow each other down."""
-READ, PARTS = 2 << 20, 8
-"""Bytes that a thread takes at once, at least, and of how many parts one is: so few that both
-threads are done at about the same time, and so many that a disk reads ahead."""
+READ = 2 << 20
+"""Bytes that a thread takes at once: so few that both are done at about the same time."""
 
 
 class Records(NamedTuple):
@@ -65,10 +64,10 @@ def save(records: Records, slab: Open, helper: Executor) -> Failures:
 
 
 def load(records: Records, slab: Open, helper: Executor) -> Failures:
-    """Read and verify ``records``. The helper takes parts, too, when it can."""
-    total = sum(map(len, records.bodies))
-    parts = records.parts(max(READ, total // PARTS))
-    if total < SHARED:
+    """Read and verify ``records``. The helper takes parts, too, when it can, unless a disk is read:
+    two threads would disturb the system's readahead."""
+    parts = records.parts(READ)
+    if sum(map(len, records.bodies)) < SHARED or not _in_memory(records, slab):
         return [failure for part in parts for failure in _read(part, slab)]
     left = iter(range(len(parts)))  # of both threads
 
@@ -84,6 +83,15 @@ def load(records: Records, slab: Open, helper: Executor) -> Failures:
     if not other.cancelled():
         done |= other.result()
     return [failure for at in range(len(parts)) for failure in done[at]]
+
+
+def _in_memory(records: Records, slab: Open) -> bool:
+    """Whether the first and the last of them are in the page cache."""
+    try:
+        ends = [(records.keys[at].group, records.places[at].number) for at in (0, -1)]
+        return all(slab(group).in_memory(number) for group, number in ends)
+    except OSError:  # no such slab: reading will tell
+        return True
 
 
 def _seal(records: Records) -> list[memoryview]:

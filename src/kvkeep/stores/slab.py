@@ -65,6 +65,17 @@ class Slab:
         """
         return self._move(os.preadv, slots, bodies, footers, None)
 
+    def in_memory(self, slot: int) -> bool:
+        """Whether reading a slot's footer would not wait for a disk; where that cannot be told, it
+        is taken for granted."""
+        try:
+            os.preadv(self._fd, [bytearray(1)], (slot + 1) * self.stride - 1, os.RWF_NOWAIT)
+        except BlockingIOError:
+            return False
+        except (OSError, OverflowError, AttributeError):
+            pass
+        return True
+
     def write(
         self, slots: Sequence[int], bodies: Sequence[memoryview], footers: Sequence[memoryview]
     ) -> list[Exception | None]:
