@@ -15,12 +15,12 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-import kvkeep.tier
+import kvkeep.core.tier
 from kvkeep import cli
+from kvkeep.core.policy import EVICTION, Policy
 from kvkeep.engine.config import GIB, EngineConfig
 from kvkeep.engine.sizing import device_slots, host_slots
 from kvkeep.models.state_sizes import read_groups
-from kvkeep.policy import EVICTION, Policy
 from kvkeep.schema import ConfigError, Identity, Schema
 from kvkeep.sim import plot, run
 from kvkeep.sim.plan import read_plan
@@ -223,7 +223,7 @@ def test_random_traces_beside_a_slow_simulation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank: str, select: float
 ) -> None:
     """Also where victims are put in order many at a time, and change before they go."""
-    monkeypatch.setattr(kvkeep.tier, "_SELECT", select)
+    monkeypatch.setattr(kvkeep.core.tier, "_SELECT", select)
     rng = random.Random(5)
     for _ in range(8):
         trace = read_trace([write(tmp_path / "t.jsonl", tree_walks(rng, 120))])

@@ -8,9 +8,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .cache import Cache
-    from .lease import Lease, Prefetch
-    from .policy import Policy
+    from .core.cache import Cache
+    from .core.lease import Lease, Prefetch
+    from .core.policy import Policy
     from .schema import Component, Group, Identity, KvkeepError, Schema
     from .stores.file import FileStore
 
@@ -29,11 +29,11 @@ __all__ = [
 ]
 
 _HOME = {
-    "Cache": "cache",
+    "Cache": "core.cache",
     "FileStore": "stores.file",
-    "Lease": "lease",
-    "Policy": "policy",
-    "Prefetch": "lease",
+    "Lease": "core.lease",
+    "Policy": "core.policy",
+    "Prefetch": "core.lease",
 }  # all others are in schema
 
 

@@ -340,7 +340,7 @@ def replay(
 
     To plan capacity: kvkeep replay TRACE --model config.json --gib 40 200 2000
     """
-    from .policy import Policy, eviction_order
+    from .core.policy import Policy, eviction_order
     from .schema import ConfigError
     from .sim.plan import read_plan
     from .sim.replay import Capacity

@@ -27,11 +27,11 @@ from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
 from rich.table import Table
 from worlds import ManualLane, Switch, group
 
-from kvkeep.cache import Cache
-from kvkeep.lease import Lease, Prefetch
+from kvkeep.core.cache import Cache
+from kvkeep.core.lease import Lease, Prefetch
+from kvkeep.core.pages import NO_SLOT
+from kvkeep.core.policy import Policy
 from kvkeep.media.base import NOW, Mark
-from kvkeep.pages import NO_SLOT
-from kvkeep.policy import Policy
 from kvkeep.schema import Identity, Key, Residence, Schema, StoreError, root_key
 
 P = 4

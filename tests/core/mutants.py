@@ -25,7 +25,7 @@ MUTANTS = [
     Mutant(
         "landing stamps",
         "a child becomes newer than its ancestor, so the ancestor goes first",
-        "loading.py",
+        "core/loading.py",
         "            self._device.publish(move.group, move.pages[move.landed])\n",
         "            self._device.publish(move.group, move.pages[move.landed])\n"
         "            clock = self._table.clocks[move.group]\n"
@@ -34,35 +34,35 @@ MUTANTS = [
     Mutant(
         "commit stamps new pages only",
         "the same: a generation grows newer than the prompt it needs",
-        "cache.py",
+        "core/cache.py",
         "        self.residency.stamp(lease.path)\n",
         "        self._table.used[:, lease.path[first:]] = self._table.tick()\n",
     ),
     Mutant(
         "pages that slid by stay warm",
         "a long request's dead window pages outlive idle sessions' useful tails",
-        "slots.py",
+        "core/slots.py",
         "= 0\n        self._",
         "= self._table.clock\n        self._",
     ),
     Mutant(
         "eviction ignores depth",
         "among pages of one clock the root goes before the leaf",
-        "policy.py",
+        "core/policy.py",
         "((1 << _DEPTH_BITS) - 1 - table.depth[ids])",
         "table.depth[ids]",
     ),
     Mutant(
         "eviction ignores pins",
         "a slot goes while a request or a lane uses it",
-        "tier.py",
+        "core/tier.py",
         "        fit &= self.table.pins[self.index, group][pages] == ZERO\n",
         "",
     ),
     Mutant(
         "victims are not checked again",
         "a page that was used since it was chosen goes all the same",
-        "tier.py",
+        "core/tier.py",
         "            good = fit & (self._key(pages) == keys)\n",
         "            good = fit\n",
         killer="test_tier.py: used_since",
@@ -70,7 +70,7 @@ MUTANTS = [
     Mutant(
         "late comers wait for the next batch",
         "an old page that was pinned outlives newer ones",
-        "tier.py",
+        "core/tier.py",
         "late = keys <= self._horizon",
         "late = keys < 0",
         killer="test_tier.py: late_comers",
@@ -78,14 +78,14 @@ MUTANTS = [
     Mutant(
         "hits are not counted",
         "a prefix that many share goes with the first long request that slid past it",
-        "cache.py",
+        "core/cache.py",
         "            self._count_hit(path)\n",
         "",
     ),
     Mutant(
         "one hit keeps a window",
         "every turn of every conversation is kept, and none is whole",
-        "pages.py",
+        "core/pages.py",
         "MANY = 2",
         "MANY = 1",
     ),
@@ -93,7 +93,7 @@ MUTANTS = [
     Mutant(
         "release frees what a ticket fills",
         "the lane writes into somebody else's slot",
-        "cache.py",
+        "core/cache.py",
         "        path, shares = self._leases.pop(lease.serial).end()\n",
         "        path, shares = self._leases.pop(lease.serial).end()\n"
         "        for ticket in self.transfers.pending:\n"
@@ -103,7 +103,7 @@ MUTANTS = [
     Mutant(
         "cancel frees what a ticket fills",
         "a late read lands in somebody else's slot",
-        "prefetch.py",
+        "core/prefetch.py",
         "        prefetch.closed = prefetch.done = True\n",
         "        prefetch.closed = prefetch.done = True\n"
         "        for ticket in self._transfers.pending:\n"
@@ -115,7 +115,7 @@ MUTANTS = [
     Mutant(
         "a late read is pinned for a closed prefetch",
         "nobody takes the pin back",
-        "prefetch.py",
+        "core/prefetch.py",
         "                if not prefetch.closed:\n                    whole",
         "                if True:\n                    whole",
         killer="test_cache.py: cancelled_prefetch",
@@ -123,14 +123,14 @@ MUTANTS = [
     Mutant(
         "ids are recycled while held",
         "a page retired in mid-flight comes back as another page under its ticket",
-        "residency.py",
+        "core/residency.py",
         "over = table.holds[ids] == ZERO",
         "over = table.holds[ids] >= ZERO",
     ),
     Mutant(
         "what is out of the tree keeps its slots while it is held",
         "requests that wait hold a path, and with its slots of some groups all who come before",
-        "residency.py",
+        "core/residency.py",
         "over[at] | tier.idle(group, ids[at])",
         "over[at]",
         killer="test_cache.py: path_that_ended",
@@ -138,7 +138,7 @@ MUTANTS = [
     Mutant(
         "what a save needs is looked at before room is made for it",
         "a page is copied that has ended meanwhile",
-        "backup.py",
+        "core/backup.py",
         "waiting[~fit])  # some may have ended to make room\n"
         "        ready, later = _split(waiting[fit], absent[fit], room)\n",
         "waiting[~fit])\n        ready, later = _split(waiting, absent, room)\n",
@@ -147,7 +147,7 @@ MUTANTS = [
     Mutant(
         "a page is retired under its copy",
         "a lane fills a slot that is somebody else's by now",
-        "residency.py",
+        "core/residency.py",
         "        self._reap(gone)\n",
         "        for tier in (self.device, self.host):\n"
         "            for group in range(len(self.schema.groups)):\n"
@@ -159,14 +159,14 @@ MUTANTS = [
     Mutant(
         "only first pages are retired",
         "what is below stays in the tree, and serves a hit that has no bytes",
-        "residency.py",
+        "core/residency.py",
         "(above < 0) | ~table.dying[above]",
         "above < 0",
     ),
     Mutant(
         "a page does not know the one before",
         "a path that nothing is left of is trimmed down to where a request began",
-        "pages.py",
+        "core/pages.py",
         "path[-1] if len(path) else -1",
         "-1",
         killer="test_pages.py: know_depth",
@@ -174,14 +174,14 @@ MUTANTS = [
     Mutant(
         "a second unpin frees a slot",
         "a scheduler is told of room that is in use",
-        "tier.py",
+        "core/tier.py",
         "self._busy[group] -= len(pages) - count(after)",
         "self._busy[group] -= len(pages)",
     ),
     Mutant(
         "what is hit while it waits to be evicted leaves the line",
         "what was hit more often goes before it",
-        "tier.py",
+        "core/tier.py",
         "self._merge(pages[fit])",
         "self._merge(pages[good])",
         killer="test_tier.py: victims_come",
@@ -189,7 +189,7 @@ MUTANTS = [
     Mutant(
         "late comers are merged by page",
         "an old page that was pinned outlives newer ones",
-        "tier.py",
+        "core/tier.py",
         "np.lexsort((pages, keys))",
         "np.lexsort((keys, pages))",
         killer="test_tier.py: late_comers or goes_first",
@@ -197,35 +197,35 @@ MUTANTS = [
     Mutant(
         "a recycled id keeps its past",
         "a fresh page has another's clocks and hints",
-        "pages.py",
+        "core/pages.py",
         "            row[ids] = _COLUMNS[name][1]\n",
         "            pass\n",
     ),
     Mutant(
         "holds are given back twice",
         "a page is recycled under whoever else holds it",
-        "cache.py",
+        "core/cache.py",
         "            self.residency.unhold(path)\n",
         "            self.residency.unhold(path)\n            self.residency.unhold(path)\n",
     ),
     Mutant(
         "loading does not pin its source",
         "the host evicts what is being copied from it",
-        "slots.py",
+        "core/slots.py",
         "        self._host.pin(g, load)\n",
         "",
     ),
     Mutant(
         "saving does not pin its source",
         "the device evicts what is being copied from it",
-        "backup.py",
+        "core/backup.py",
         "source = residency.device.pin(group, ready)",
         "source = table.slot[DEVICE, group, ready]",
     ),
     Mutant(
         "a waiting request pins the device",
         "requests that wait starve those that run",
-        "prefetch.py",
+        "core/prefetch.py",
         "                self._pin(prefetch, group, pages)\n",
         "                self._pin(prefetch, group, pages)\n"
         "                here = table.where(0, group, path, Residence.LIVE)\n"
@@ -234,21 +234,21 @@ MUTANTS = [
     Mutant(
         "working slots leak",
         "the device is full of running states that nobody runs",
-        "cache.py",
+        "core/cache.py",
         "                    self._device.free(g, shares[group.name].working)\n",
         "",
     ),
     Mutant(
         "a count forgets the waiting lines",
         "what waits to be saved is recycled after a mishap elsewhere",
-        "audit.py",
+        "core/audit.py",
         "        for pages in self._lines():\n            holds[pages] += 1\n",
         "",
     ),
     Mutant(
         "a broken row is not contained",
         "one page's damage ends the scheduler",
-        "tier.py",
+        "core/tier.py",
         "            bad = (row != NO_SLOT) | (state != ABSENT)\n",
         "            bad = state != ABSENT\n",
         killer="test_mend.py: requests_go_on and absent",
@@ -256,7 +256,7 @@ MUTANTS = [
     Mutant(
         "a row that is somebody else's is believed",
         "its page is served with another page's bytes",
-        "tier.py",
+        "core/tier.py",
         "            sound = (row[pages] == at) & (state",
         "            sound = (state",
         killer="test_mend.py: requests_go_on and elsewhere",
@@ -264,7 +264,7 @@ MUTANTS = [
     Mutant(
         "what is being filled is believed to be there",
         "it is read before its bytes came",
-        "tier.py",
+        "core/tier.py",
         "            proper[filling[group]] = WRITING\n",
         "            proper[filling[group]] = LIVE\n",
         killer="test_mend.py: requests_go_on and early",
@@ -272,7 +272,7 @@ MUTANTS = [
     Mutant(
         "an owner that no row knows is forgotten",
         "the page gets another slot, and a ticket that comes back for the first unpins that",
-        "tier.py",
+        "core/tier.py",
         "            bad[pages] = True\n",
         "",
         killer="test_mend.py: lost_its_slot",
@@ -280,7 +280,7 @@ MUTANTS = [
     Mutant(
         "the old batch of victims is kept",
         "whom a failed eviction had taken out of it outlives those that were used later",
-        "tier.py",
+        "core/tier.py",
         "            self._queues[group] = _Queue(self, group, self._order)\n",
         "",
         killer="test_mend.py: victims_of",
@@ -288,7 +288,7 @@ MUTANTS = [
     Mutant(
         "a slot that somebody has is reserved",
         "two requests write to it",
-        "tier.py",
+        "core/tier.py",
         "        if count(self._owner[group][slots] != _FREE) or count(slots[1:] == slots[:-1]):\n",
         "        if count(slots[1:] == slots[:-1]):\n",
         killer="test_mend.py: nobody_looks_for and free",
@@ -296,7 +296,7 @@ MUTANTS = [
     Mutant(
         "a slot is reserved twice at once",
         "two pages of one request are in it",
-        "tier.py",
+        "core/tier.py",
         "        if count(self._owner[group][slots] != _FREE) or count(slots[1:] == slots[:-1]):\n",
         "        if count(self._owner[group][slots] != _FREE):\n",
         killer="test_mend.py: nobody_looks_for and free",
@@ -304,7 +304,7 @@ MUTANTS = [
     Mutant(
         "a row's slot is not checked",
         "what is another page's, or nowhere, is read and freed",
-        "tier.py",
+        "core/tier.py",
         "        if count(self._owner[group][slots] != pages):\n",
         "        if False:\n",
         killer="test_mend.py: nobody_looks_for and row or costs_its_page",
@@ -312,7 +312,7 @@ MUTANTS = [
     Mutant(
         "what a ticket moves is free as soon as its page lost it",
         "what comes back lands on somebody else's bytes",
-        "audit.py",
+        "core/audit.py",
         "slots[table.slot[tier, g, pages] != slots])\n",
         "slots[:0])\n",
         killer="test_mend.py: requests_go_on and (elsewhere or owner)",
@@ -320,7 +320,7 @@ MUTANTS = [
     Mutant(
         "a ticket pins what its page has lost",
         "the books can never be right until it comes back",
-        "audit.py",
+        "core/audit.py",
         "+= table.slot[tier, g, pages] == slots\n",
         "+= 1\n",
         killer="test_mend.py: requests_go_on and (elsewhere or owner)",
@@ -328,7 +328,7 @@ MUTANTS = [
     Mutant(
         "a prefetch pins what is gone",
         "the same, until its request is admitted or gone",
-        "audit.py",
+        "core/audit.py",
         "                (g, pages[residency.table.where(HOST, g, pages, Residence.LIVE)])\n",
         "                (g, pages)\n",
         killer="test_mend.py: prefetch_loses",
@@ -336,7 +336,7 @@ MUTANTS = [
     Mutant(
         "what is half committed stays in the tree",
         "its pages have no slots, and serve no hit",
-        "residency.py",
+        "core/residency.py",
         "            self._end(group, self._inside())\n",
         "            pass\n",
         killer="test_mend.py: requests_go_on and without",
@@ -344,7 +344,7 @@ MUTANTS = [
     Mutant(
         "what breaks while copies are started is raised",
         "every tick, and with it every request",
-        "cache.py",
+        "core/cache.py",
         "            self._backup.advance()\n        except InvariantError:\n",
         "            self._backup.advance()\n        except ArithmeticError:\n",
         killer="test_mend.py: costs_its_page",
@@ -352,7 +352,7 @@ MUTANTS = [
     Mutant(
         "a lease that breaks is kept",
         "what it had half done has an owner that knows nothing of it",
-        "cache.py",
+        "core/cache.py",
         "        self._audit.broke(lease.path)\n        self._leases.pop(lease.serial).end()\n",
         "        self._audit.broke(lease.path)\n",
         killer="test_mend.py: lease_that_breaks",
@@ -360,7 +360,7 @@ MUTANTS = [
     Mutant(
         "who waited for a broken load goes on",
         "it says that it is ready, over slots that nobody filled",
-        "cache.py",
+        "core/cache.py",
         "                    if not waiter.released:\n"
         "                        self._leases.pop(waiter.serial).end()\n",
         "",
@@ -369,7 +369,7 @@ MUTANTS = [
     Mutant(
         "a broken release is raised",
         "what it had not given back yet has no owner",
-        "cache.py",
+        "core/cache.py",
         "            self.residency.unhold(path)\n        except InvariantError:\n",
         "            self.residency.unhold(path)\n        except ArithmeticError:\n",
         killer="test_cache.py: release_that_breaks",
@@ -377,7 +377,7 @@ MUTANTS = [
     Mutant(
         "a copy is applied unguarded while room is made",
         "its damage ends the request that asked for room, and nobody counts anew",
-        "backup.py",
+        "core/backup.py",
         "            self._apply(ticket)\n",
         "            self.saved(ticket)\n",
         killer="test_cache.py: breaks_while_room",
@@ -385,7 +385,7 @@ MUTANTS = [
     Mutant(
         "what is private to nobody stays private",
         "each containment leaks the slots of the leases that it cost",
-        "tier.py",
+        "core/tier.py",
         "            owner[:-1] = _FREE\n",
         "            owner[:-1][owner[:-1] >= 0] = _FREE\n",
         killer="test_cache.py: broke_reads_nothing",
@@ -393,7 +393,7 @@ MUTANTS = [
     Mutant(
         "a lease of a page that moved goes on",
         "it reads what somebody else wrote",
-        "audit.py",
+        "core/audit.py",
         "            self._leases.pop(lease.serial).end()\n",
         "            pass\n",
         killer="test_cache.py: page_has_moved",
@@ -402,35 +402,35 @@ MUTANTS = [
     Mutant(
         "duplicates are kept",
         "two requests with one prompt hold it twice",
-        "slots.py",
+        "core/slots.py",
         "at[state == ABSENT], at[state == LIVE]",
         "at[state == ABSENT], at[:0]",
     ),
     Mutant(
         "duplicates are neither adopted nor pinned",
         "what is computed serves nobody else",
-        "slots.py",
+        "core/slots.py",
         "        state = self._table.state[DEVICE, g][path[at]]\n",
         "        at = at[:0]\n        state = self._table.state[DEVICE, g][path[at]]\n",
     ),
     Mutant(
         "commit does not repoint",
         "the lease goes on reading the slot that it has just freed",
-        "slots.py",
+        "core/slots.py",
         "        share.slots[settled] = self._device.pin(g, path[settled])\n",
         "        self._device.pin(g, path[settled])\n",
     ),
     Mutant(
         "a duplicate's own slot is not freed",
         "the device leaks a slot for each page computed twice",
-        "slots.py",
+        "core/slots.py",
         "            self._device.free(g, share.slots[known])\n",
         "            pass\n",
     ),
     Mutant(
         "a path that left the tree is committed below",
         "pages hang on a parent that nobody finds",
-        "cache.py",
+        "core/cache.py",
         "        if lease.detached:\n            return\n",
         "        lease.detached = False\n",
         killer="test_cache.py: left_the_tree",
@@ -438,7 +438,7 @@ MUTANTS = [
     Mutant(
         "windows slide in grow",
         "a rejected draft does not find its window again",
-        "cache.py",
+        "core/cache.py",
         "                taken.append((g, share, had))\n",
         "                taken.append((g, share, had))\n"
         "                if group.tail is not None:\n"
@@ -449,42 +449,42 @@ MUTANTS = [
     Mutant(
         "a snapshot is published that was not taken",
         "a hit starts from whatever the slot held",
-        "slots.py",
+        "core/slots.py",
         "            at = at[np.isin(at, list(snapshots))]\n",
         "            pass\n",
     ),
     Mutant(
         "snapshots that hits will end at go first",
         "the next turn of a conversation finds nothing to start from",
-        "slots.py",
+        "core/slots.py",
         "            dead &= ~np.isin(ends, list(lease.lasting))\n",
         "            pass\n",
     ),
     Mutant(
         "no snapshot where paths part",
         "a prefix that all share is computed by all",
-        "cache.py",
+        "core/cache.py",
         "ends = sorted({len(self._raw(tokens)) // self._tree.page_bytes, known})",
         "ends = [len(self._raw(tokens)) // self._tree.page_bytes]",
     ),
     Mutant(
         "no interim snapshots",
         "a request that is preempted starts again from its prompt",
-        "slots.py",
+        "core/slots.py",
         "if every and any(",
         "if False and any(",
     ),
     Mutant(
         "a snapshot must have room",
         "requests are refused for want of a luxury",
-        "slots.py",
+        "core/slots.py",
         "            if not group.working:\n                return False\n",
         "            return False\n",
     ),
     Mutant(
         "working slots are taken before the hit is pinned",
         "a request evicts the very snapshot that it needs",
-        "slots.py",
+        "core/slots.py",
         "        self.pin(g, share, live)\n",
         "        self._residency.make_room(self._device, g, group.working)\n"
         "        live = live[self._table.where(DEVICE, g, live, Residence.LIVE)]\n"
@@ -495,14 +495,14 @@ MUTANTS = [
     Mutant(
         "a hit may use all tokens",
         "nothing is left to compute the next token from",
-        "cache.py",
+        "core/cache.py",
         "(len(tokens) - 1) // self.schema.page_tokens",
         "len(tokens) // self.schema.page_tokens",
     ),
     Mutant(
         "a refused request keeps its sources",
         "admit is all or nothing",
-        "slots.py",
+        "core/slots.py",
         "                self._host.unpin(g, load)\n            return None\n",
         "                pass\n            return None\n",
         killer="test_cache.py: refused_load",
@@ -510,14 +510,14 @@ MUTANTS = [
     Mutant(
         "a refused grow keeps its slots",
         "grow is all or nothing, in every group",
-        "cache.py",
+        "core/cache.py",
         "                    self._slots.let_go(group_index, shared, lease.path, size)\n",
         "                    pass\n",
     ),
     Mutant(
         "loads under way are not joined",
         "a lease is ready while its pages are on their way",
-        "loading.py",
+        "core/loading.py",
         "if ticket.kind == LOAD and ticket.touches(lease.path):",
         "if False:",
         killer="test_cache.py: 64_requests",
@@ -525,7 +525,7 @@ MUTANTS = [
     Mutant(
         "the hit rule is not run again after a failed load",
         "a request runs on pages that are not there",
-        "loading.py",
+        "core/loading.py",
         "        if pages < lease.pages:\n            lease.explanation",
         "        if False:\n            lease.explanation",
         killer="test_cache.py: load_that_fails_shortens",
@@ -533,7 +533,7 @@ MUTANTS = [
     Mutant(
         "a hit is judged by what the lease waited for alone",
         "pages that somebody else brought meanwhile are thrown away",
-        "loading.py",
+        "core/loading.py",
         "            | self._table.where(DEVICE, g, lease.path, Residence.LIVE)\n",
         "",
         killer="test_cache.py: there_at_last",
@@ -541,7 +541,7 @@ MUTANTS = [
     Mutant(
         "requests wait for storage that is out of order",
         "one call that hangs stops all who come",
-        "cache.py",
+        "core/cache.py",
         "prefetch.done or self.transfers.breaker.open",
         "prefetch.done",
         killer="test_cache.py: go_on_without_a_store and read",
@@ -550,7 +550,7 @@ MUTANTS = [
     Mutant(
         "a lenient hit reads before its gap",
         "missing rows are masked, never read",
-        "slots.py",
+        "core/slots.py",
         "share.valid_from = int(gaps[-1]) + 1\n        ids",
         "share.valid_from = int(gaps[-1])\n        ids",
         killer="test_cache.py: missing_optional",
@@ -558,14 +558,14 @@ MUTANTS = [
     Mutant(
         "storage does not hear of hits in memory",
         "it recycles first what is used most, and a restart finds nothing",
-        "cache.py",
+        "core/cache.py",
         "            self._touch_storage(path)\n",
         "",
     ),
     Mutant(
         "storage hears of ancestors first",
         "it recycles the root before the leaf",
-        "cache.py",
+        "core/cache.py",
         "pages = path[group.needed(len(path)).start :][::-1]",
         "pages = path[group.needed(len(path)).start :]",
         killer="test_cache.py: storage_hears",
@@ -602,14 +602,14 @@ MUTANTS = [
     Mutant(
         "namespaces share a root",
         "one tenant reads another's state from memory",
-        "tree.py",
+        "core/tree.py",
         "root = self._roots.get(namespace)",
         "root = next(iter(self._roots.values()), None)",
     ),
     Mutant(
         "half a page matches",
         "pages are shared whole",
-        "tree.py",
+        "core/tree.py",
         "count = _common(node.raw, at * size, part) // size\n",
         "count = -(-_common(node.raw, at * size, part) // size)\n",
         slow=True,
@@ -617,7 +617,7 @@ MUTANTS = [
     Mutant(
         "a split forgets who moved",
         "pages below the fork point at the node above it",
-        "tree.py",
+        "core/tree.py",
         "low}\n        self._assign(ids, low)\n",
         "low}\n",
         slow=True,
@@ -625,7 +625,7 @@ MUTANTS = [
     Mutant(
         "a cut leaves what is below",
         "pages that no hit can use keep their slots",
-        "tree.py",
+        "core/tree.py",
         "                removed.append(kid.ids)\n",
         "",
         killer="test_tree.py: cut_takes",
@@ -633,7 +633,7 @@ MUTANTS = [
     Mutant(
         "what went with a page above it is cut again",
         "two misses on one path break the tree",
-        "tree.py",
+        "core/tree.py",
         "            if node is not None and at >= node.size:  # it went with one above it\n"
         "                continue\n",
         "",
@@ -642,14 +642,14 @@ MUTANTS = [
     Mutant(
         "an evicted page stays in the tree",
         "all that is below keeps slots and serves no hit",
-        "residency.py",
+        "core/residency.py",
         "        pages = tier.evict(group, count)\n        self._end(group, pages)\n",
         "        pages = tier.evict(group, count)\n",
     ),
     Mutant(
         "a path without slots is not trimmed",
         "where no group needs every page, the tree grows forever",
-        "residency.py",
+        "core/residency.py",
         "        elif self._trims:\n            self._trim(pages)\n",
         "",
         slow=True,
@@ -657,7 +657,7 @@ MUTANTS = [
     Mutant(
         "what was held is not trimmed",
         "the same, through requests that came to nothing",
-        "residency.py",
+        "core/residency.py",
         "        if self._trims:\n            self._trim(ids)\n",
         "",
         slow=True,
@@ -665,7 +665,7 @@ MUTANTS = [
     Mutant(
         "a cut merges and tells no page",
         "pages point at a node that is not in the tree",
-        "tree.py",
+        "core/tree.py",
         "            self._assign(kid.ids, parent)\n",
         "",
         slow=True,
@@ -674,7 +674,7 @@ MUTANTS = [
     Mutant(
         "a partial read is published whole",
         "wrong bytes reach a model",
-        "transfer.py",
+        "core/transfer.py",
         "            move.landed = flags[start : start + len(move.pages)]\n",
         "            move.landed = flags[start : start + len(move.pages)] | flags.any()\n",
         killer="test_cache.py: record_that_is_gone",
@@ -682,14 +682,14 @@ MUTANTS = [
     Mutant(
         "what failed has landed",
         "wrong bytes reach a model",
-        "transfer.py",
+        "core/transfer.py",
         "            move.landed = np.zeros(len(move.pages), dtype=bool)\n",
         "            move.landed = np.ones(len(move.pages), dtype=bool)\n",
     ),
     Mutant(
         "reads under way are not joined",
         "64 requests with one prefix read it 64 times",
-        "prefetch.py",
+        "core/prefetch.py",
         "self._pad(table.resident(g, path), pages)",
         "self._pad((table.state[:, g, path] == 2).any(axis=0), pages)",
         killer="test_cache.py: 64_requests",
@@ -697,7 +697,7 @@ MUTANTS = [
     Mutant(
         "a joined read is not waited for",
         "the second of two requests computes what the first is reading",
-        "prefetch.py",
+        "core/prefetch.py",
         "                self._wait(prefetch, other)\n",
         "                pass\n",
         killer="test_cache.py: joins_a_read",
@@ -705,7 +705,7 @@ MUTANTS = [
     Mutant(
         "a prefetch evicts its own path",
         "it hangs pages on a parent that it has just dropped, and the scheduler ends",
-        "prefetch.py",
+        "core/prefetch.py",
         "                host.pin(group, pages)\n                loose.append((group, pages))\n",
         "                pass\n",
         killer="test_cache.py: own_path",
@@ -713,7 +713,7 @@ MUTANTS = [
     Mutant(
         "a prefetch's share of the host is never given back",
         "prefetches wait forever",
-        "prefetch.py",
+        "core/prefetch.py",
         "            for prefetch in self.open.values():\n                for group",
         "            self.ever = {**getattr(self, 'ever', {}), **self.open}\n"
         "            for prefetch in self.ever.values():\n                for group",
@@ -722,7 +722,7 @@ MUTANTS = [
     Mutant(
         "a read that nobody waits for has no slots",
         "requests that come and go fill the host",
-        "prefetch.py",
+        "core/prefetch.py",
         "                    self._mine[move.group][move.pages] = True\n",
         "                    pass\n",
         killer="test_prefetch.py: until_a_read_is_back",
@@ -730,7 +730,7 @@ MUTANTS = [
     Mutant(
         "what a joiner keeps is not counted",
         "prefetches keep more of the host than their share",
-        "prefetch.py",
+        "core/prefetch.py",
         "                    self._mine[group][pages] = True\n",
         "                    self._mine[group][pages] |= not len(prefetch.fetched)\n",
         killer="test_prefetch.py: joins_a_read",
@@ -738,7 +738,7 @@ MUTANTS = [
     Mutant(
         "what is on the host takes none of the share",
         "a prefetch is cut short where waiting would bring all of it",
-        "prefetch.py",
+        "core/prefetch.py",
         "full = any(n + m > cap",
         "full = any(n > cap",
         killer="test_prefetch.py: room_for_all",
@@ -746,7 +746,7 @@ MUTANTS = [
     Mutant(
         "a long prompt waits for ever",
         "short ones that come later pass it, one after the other",
-        "prefetch.py",
+        "core/prefetch.py",
         "        if passes := self._passes(prefetch):\n",
         "        if passes := False:\n",
         killer="test_prefetch.py: lets_nobody_pass",
@@ -754,7 +754,7 @@ MUTANTS = [
     Mutant(
         "a prompt is read as a whole",
         "what has come by a deadline is of no use",
-        "prefetch.py",
+        "core/prefetch.py",
         "            end = max(start + 1, int(min(fit, few)))\n",
         "            end = len(wanted)\n",
         killer="test_prefetch.py: of_use_at_once",
@@ -762,7 +762,7 @@ MUTANTS = [
     Mutant(
         "a read takes many calls",
         "nobody can give up in between",
-        "prefetch.py",
+        "core/prefetch.py",
         "int(min(fit, few))",
         "int(fit)",
         killer="test_prefetch.py: one_call",
@@ -770,7 +770,7 @@ MUTANTS = [
     Mutant(
         "what may not be made is joined",
         "whoever joins gets a short hit",
-        "prefetch.py",
+        "core/prefetch.py",
         "has[move.group][: len(path)] &= ~np.isin(path, move.pages)",
         "pass",
         killer="test_recompute.py: read_again_for_who",
@@ -778,7 +778,7 @@ MUTANTS = [
     Mutant(
         "a prefetch that broke is waited for",
         "its request is never scheduled",
-        "prefetch.py",
+        "core/prefetch.py",
         "            prefetch.done, prefetch.queued = True, False\n",
         "            prefetch.queued = False\n",
         killer="test_prefetch.py: waited_for_by_nobody",
@@ -786,14 +786,14 @@ MUTANTS = [
     Mutant(
         "only the last page is written through",
         "what survives a restart has no ancestors, and is of no use",
-        "backup.py",
+        "core/backup.py",
         '        """These were committed."""\n',
         '        """These were committed."""\n        pages = pages[-1:]\n',
     ),
     Mutant(
         "the breaker never opens",
         "every request waits for a store that is gone",
-        "breaker.py",
+        "core/breaker.py",
         "if (trip or self._failures >= self._limit) and not self.open:",
         "if False:",
         killer="test_transfer.py: left_alone or failures_in_a_row",
@@ -801,7 +801,7 @@ MUTANTS = [
     Mutant(
         "an exception ends a lane",
         "nothing moves any more, and nobody is told",
-        "transfer.py",
+        "core/transfer.py",
         '            except Exception as error:\n                log.warning("%s failed',
         '            except ZeroDivisionError as error:\n                log.warning("%s failed',
         killer="test_transfer.py: copy_that_raises and save",
@@ -810,7 +810,7 @@ MUTANTS = [
     Mutant(
         "a stall keeps its queue",
         "who queues behind a call that hangs, hangs too",
-        "transfer.py",
+        "core/transfer.py",
         "self._lanes[_LANE_OF.get(kind, kind)].withdraw()",
         "[]",
         killer="test_transfer.py: hangs_trips",
@@ -820,7 +820,7 @@ MUTANTS = [
     Mutant(
         "selective writes one hit late",
         "what is hit as often as asked for is not taken down",
-        "backup.py",
+        "core/backup.py",
         "table.reused[pages] >= self._policy.write_hits",
         "table.reused[pages] > self._policy.write_hits",
         killer="test_policies.py: nth_hit",
@@ -828,7 +828,7 @@ MUTANTS = [
     Mutant(
         "a page leaves the device before its copy is there",
         "a copy that fails has lost it",
-        "backup.py",
+        "core/backup.py",
         "                self._demotions.append(self._transfers.submit(ticket))\n",
         "                self._demotions.append(self._transfers.submit(ticket))\n"
         "                device.unpin(group, down)\n"
@@ -838,7 +838,7 @@ MUTANTS = [
     Mutant(
         "tickets of storage are taken together",
         "the first of many requests waits for the reads of all",
-        "transfer.py",
+        "core/transfer.py",
         "len(self._queue) if self._merges else 1",
         "len(self._queue)",
         killer="test_transfer.py: one_ticket_at_a_time",
@@ -846,7 +846,7 @@ MUTANTS = [
     Mutant(
         "what is hit while it leaves goes all the same",
         "a request loses what it runs on",
-        "backup.py",
+        "core/backup.py",
         "        gone = self._residency.device.evictable(group, pages)\n",
         "        gone = np.ones(len(pages), dtype=bool)\n",
         killer="test_policies.py: hit_while_it_leaves",
@@ -854,7 +854,7 @@ MUTANTS = [
     Mutant(
         "descendants go down before ancestors",
         "what the host keeps is of no use without what it has not",
-        "backup.py",
+        "core/backup.py",
         "lost, down = pages[absent][:spare], pages[absent][spare:]",
         "lost, down = pages[absent][-spare or spare:], pages[absent][:-spare or None]",
         killer="test_policies.py: lacks_room_ancestors",
@@ -862,7 +862,7 @@ MUTANTS = [
     Mutant(
         "a hit does not promote",
         "the memory tiers hold everything twice",
-        "backup.py",
+        "core/backup.py",
         "            self._residency.drop(host, group, pages[host.evictable(group, pages)])\n",
         "            pass\n",
         killer="test_policies.py: hit_promotes",
@@ -870,7 +870,7 @@ MUTANTS = [
     Mutant(
         "a drain leaves what is on the device",
         "a restart does not find it",
-        "cache.py",
+        "core/cache.py",
         "        self._backup.flush()\n",
         "",
         killer="test_policies.py: a_close_under",
@@ -878,7 +878,7 @@ MUTANTS = [
     Mutant(
         "a drain overwrites what storage has not got",
         "of much on the device little is left",
-        "backup.py",
+        "core/backup.py",
         "if self._exclusive and (self._unwritten[group] or self._writing(group)):",
         "if False:",
         killer="test_policies.py: drain_leaves_nothing",
@@ -886,7 +886,7 @@ MUTANTS = [
     Mutant(
         "a drain writes descendants first",
         "one that is cut short has written what nobody can use",
-        "backup.py",
+        "core/backup.py",
         'pages[np.argsort(table.depth[pages], kind="stable")]',
         'pages[np.argsort(-table.depth[pages], kind="stable")]',
         killer="test_policies.py: writes_ancestors_first",
@@ -894,7 +894,7 @@ MUTANTS = [
     Mutant(
         "room is made in vain",
         "a request that one group has no room for empties the others",
-        "slots.py",
+        "core/slots.py",
         "        if any(self._device.available(g) < need for g, need in enumerate(needs)):\n"
         "            return False\n",
         "",
@@ -903,7 +903,7 @@ MUTANTS = [
     Mutant(
         "room is made group by group",
         "a request is refused once for each",
-        "slots.py",
+        "core/slots.py",
         "        free = [self._residency.make_room(self._device, g, n) "
         "for g, n in enumerate(needs)]\n",
         "        free = list(needs)\n"
@@ -916,7 +916,7 @@ MUTANTS = [
     Mutant(
         "a timeout never comes",
         "a request waits for storage however long it takes",
-        "prefetch.py",
+        "core/prefetch.py",
         '            "timeout": policy.prefetch_seconds +',
         '            "": policy.prefetch_seconds +',
         killer="test_policies.py: timeout_grows",
@@ -924,7 +924,7 @@ MUTANTS = [
     Mutant(
         "a timeout comes at once",
         "nothing is ever waited for",
-        "prefetch.py",
+        "core/prefetch.py",
         '            "timeout": policy.prefetch_seconds +',
         '            "timeout": 0 *',
         killer="test_policies.py: timeout_grows",
@@ -932,7 +932,7 @@ MUTANTS = [
     Mutant(
         "best effort waits",
         "a request waits for storage that it was not to wait for",
-        "prefetch.py",
+        "core/prefetch.py",
         '            "best_effort": 0.0,\n',
         "",
         killer="test_policies.py: best_effort_waits",
@@ -940,7 +940,7 @@ MUTANTS = [
     Mutant(
         "hits count where they end",
         "an ancestor is hit less often than its descendants, so it goes first",
-        "cache.py",
+        "core/cache.py",
         "        self._table.reused[path] += 1\n",
         "        self._table.reused[path[-1:]] += 1\n",
         killer="test_policies.py: lfu_keeps or leaf_first",
@@ -948,7 +948,7 @@ MUTANTS = [
     Mutant(
         "a priority is that of the last request",
         "one that matters less makes a shared prefix go first",
-        "pages.py",
+        "core/pages.py",
         "np.maximum(self.priority[path], priority)",
         "priority",
         killer="test_policies.py: priority_keeps or leaf_first",
@@ -956,7 +956,7 @@ MUTANTS = [
     Mutant(
         "short parts are read",
         "the question alone takes longer than computing",
-        "prefetch.py",
+        "core/prefetch.py",
         "gain < max(1, self._policy.prefetch_min_tokens)",
         "gain < 1",
         killer="test_recompute.py: short",
@@ -964,7 +964,7 @@ MUTANTS = [
     Mutant(
         "a part of the minimum length is not read",
         "what is long enough is computed",
-        "prefetch.py",
+        "core/prefetch.py",
         "gain < max(1, self._policy.prefetch_min_tokens)",
         "gain <= max(1, self._policy.prefetch_min_tokens)",
         killer="test_recompute.py: short",
@@ -972,7 +972,7 @@ MUTANTS = [
     Mutant(
         "what storage has is as long as the prompt",
         "a short part is read",
-        "prefetch.py",
+        "core/prefetch.py",
         "        prefetch.gain = (prefetch.reach - known) * residency.schema.page_tokens\n",
         "",
         killer="test_recompute.py: storage_has_is_too_short",
@@ -980,7 +980,7 @@ MUTANTS = [
     Mutant(
         "what loads faster is computed",
         "load or recompute, the wrong way round",
-        "recompute.py",
+        "core/recompute.py",
         "computing < seconds",
         "computing > seconds",
         killer="test_recompute.py: computes_faster",
@@ -988,7 +988,7 @@ MUTANTS = [
     Mutant(
         "everything is loaded",
         "requests wait for a store that is slower than computing",
-        "recompute.py",
+        "core/recompute.py",
         "computing < seconds",
         "computing < 0 * seconds",
         killer="test_recompute.py: computes_faster",
@@ -996,7 +996,7 @@ MUTANTS = [
     Mutant(
         "what waits in the lane takes no time",
         "each of many requests believes that it is the only one",
-        "transfer.py",
+        "core/transfer.py",
         "                size += ticket.left\n",
         "                pass\n",
         killer="test_recompute.py: waits_before_it",
@@ -1004,7 +1004,7 @@ MUTANTS = [
     Mutant(
         "one waits for those behind it",
         "many requests at once all compute what storage would bring",
-        "transfer.py",
+        "core/transfer.py",
         "            if ticket is last:\n                break\n",
         "",
         killer="test_recompute.py: does_not_wait_for_the_rest",
@@ -1012,7 +1012,7 @@ MUTANTS = [
     Mutant(
         "what could not be copied leaves the device",
         "a copy that failed once costs the state",
-        "backup.py",
+        "core/backup.py",
         "group, pages = move.group, move.pages[move.landed]",
         "group, pages = move.group, move.pages",
         killer="test_policies.py: stays_and_is_copied_again",
@@ -1020,7 +1020,7 @@ MUTANTS = [
     Mutant(
         "what cannot be copied never leaves",
         "the device stays full, and nothing is served any more",
-        "backup.py",
+        "core/backup.py",
         "wanted = 0 if self._copier.open else ",
         "wanted = ",
         killer="test_policies.py: keeps_failing",
@@ -1028,7 +1028,7 @@ MUTANTS = [
     Mutant(
         "nobody gives up",
         "a read that turns slow is waited for to its end",
-        "prefetch.py",
+        "core/prefetch.py",
         "elif not prefetch.done and self._hopeless(prefetch):",
         "elif False:",
         killer="test_recompute.py: turns_slow",
@@ -1036,7 +1036,7 @@ MUTANTS = [
     Mutant(
         "who gave up waits again",
         "for another of its reads",
-        "prefetch.py",
+        "core/prefetch.py",
         "            prefetch.done |= not prefetch.reads\n",
         "            prefetch.done = not prefetch.reads\n",
         killer="test_recompute.py: another_of_its_reads",
@@ -1044,7 +1044,7 @@ MUTANTS = [
     Mutant(
         "one who gives up ends the read of all",
         "the others compute what they were right to wait for",
-        "prefetch.py",
+        "core/prefetch.py",
         "all(other.done for other in ticket.waiters)",
         "True",
         killer="test_recompute.py: while_anybody_waits",
@@ -1052,7 +1052,7 @@ MUTANTS = [
     Mutant(
         "a joiner pins what it does not need",
         "pages of another request's path stay on the host as long as it waits",
-        "prefetch.py",
+        "core/prefetch.py",
         "whole = prefetch is ticket.waiters[0]",
         "whole = True",
         killer="test_cache.py: joins_a_read",
@@ -1060,7 +1060,7 @@ MUTANTS = [
     Mutant(
         "a read that nobody waits for is made",
         "a slow store is busy with it when it is asked for something better",
-        "transfer.py",
+        "core/transfer.py",
         "            if ticket.abandoned:\n",
         "            if False:\n",
         killer="test_transfer.py: abandoned",
@@ -1068,7 +1068,7 @@ MUTANTS = [
     Mutant(
         "what is not going to be read takes time",
         "the next prompt is computed, though its read would be fast",
-        "transfer.py",
+        "core/transfer.py",
         "if ticket.kind == kind and not ticket.abandoned:",
         "if ticket.kind == kind:",
         killer="test_transfer.py: abandoned",
@@ -1076,7 +1076,7 @@ MUTANTS = [
     Mutant(
         "groups are written one after the other",
         "a store that runs full keeps one group of each page, and no hit",
-        "transfer.py",
+        "core/transfer.py",
         'np.argsort(np.concatenate(places), kind="stable").tolist()',
         "list(range(sum(map(len, places))))",
         killer="test_transfer.py: page_by_page",
@@ -1084,7 +1084,7 @@ MUTANTS = [
     Mutant(
         "loads wait on the clock",
         "a load behind a long step is taken for slow, and the next hit is computed",
-        "transfer.py",
+        "core/transfer.py",
         "        with self.speeds[LOAD].under_way(size):\n",
         "        for ticket in batch:\n            ticket.after.synchronize()\n"
         "        with self.speeds[LOAD].under_way(size):\n",
@@ -1093,7 +1093,7 @@ MUTANTS = [
     Mutant(
         "what comes back wakes nobody",
         "every stage of a hit waits for the next look at a clock",
-        "transfer.py",
+        "core/transfer.py",
         "            self._tell()\n",
         "            pass\n",
         killer="test_transfer.py: who_listens",
@@ -1101,7 +1101,7 @@ MUTANTS = [
     Mutant(
         "a store that was slow once is never tried again",
         "and stays slow forever",
-        "prefetch.py",
+        "core/prefetch.py",
         "if self._short(gain) or not self._transfers.speeds[READ].stale:",
         "if True:",
         killer="test_recompute.py: slow_store_is_tried",
@@ -1109,7 +1109,7 @@ MUTANTS = [
     Mutant(
         "a trial is waited for",
         "one request pays for what others learn",
-        "prefetch.py",
+        "core/prefetch.py",
         "            prefetch.done = True\n            prefetch.reach",
         "            prefetch.reach",
         killer="test_recompute.py: slow_store_is_tried",
@@ -1117,7 +1117,7 @@ MUTANTS = [
     Mutant(
         "a call under way tells nothing",
         "the first read of a slow store is waited for to its end",
-        "speed.py",
+        "core/speed.py",
         "for done, seconds in (self._sums, self._now()):",
         "for done, seconds in (self._sums,):",
         killer="test_recompute.py: under_way",
@@ -1125,7 +1125,7 @@ MUTANTS = [
     Mutant(
         "speed never forgets",
         "what was slow yesterday is not read today",
-        "speed.py",
+        "core/speed.py",
         "decay = 0.5 ** ((now - self._measured) / _HALF_LIFE)",
         "decay = 1.0",
         killer="test_recompute.py: forgets",
@@ -1142,7 +1142,7 @@ MUTANTS = [
     Mutant(
         "a loss is told to nobody",
         "a step waits for ever, or reads what was there before",
-        "transfer.py",
+        "core/transfer.py",
         "    ticket.arrival.fail()\n",
         "    ticket.arrival.land()\n",
         killer="test_loading.py: lost_on_the_way",
@@ -1150,7 +1150,7 @@ MUTANTS = [
     Mutant(
         "nobody knows where pages will be",
         "a step writes over slot -1",
-        "lease.py",
+        "core/lease.py",
         "            slots[pages] = targets\n",
         "",
         killer="test_loading.py: tells_where",
@@ -1158,7 +1158,7 @@ MUTANTS = [
     Mutant(
         "who went on is measured by the hit rule again",
         "pages that it has committed are taken from it",
-        "loading.py",
+        "core/loading.py",
         "lease.pages <= len(lease.origin)",
         "True",
         killer="test_loading.py: goes_on",
@@ -1166,7 +1166,7 @@ MUTANTS = [
     Mutant(
         "what was outrun stays pinned",
         "a window's dead pages cannot be evicted",
-        "loading.py",
+        "core/loading.py",
         "                self._slots.slide(move.group, lease, group.needed(lease.pages).start)\n",
         "                pass\n",
         killer="test_loading.py: goes_on",
@@ -1303,7 +1303,7 @@ MUTANTS = [
     Mutant(
         "a store hears of heads first",
         "at its quota it recycles the head of a prompt, and what remains is of no use",
-        "transfer.py",
+        "core/transfer.py",
         "store.write(keys[::-1], bodies[::-1])[::-1]",
         "store.write(keys, bodies)",
         killer="test_transfer.py: ancestors_are_written_last",
@@ -1311,7 +1311,7 @@ MUTANTS = [
     Mutant(
         "answers to a write are told of the wrong pages",
         "what was not written is believed to be",
-        "transfer.py",
+        "core/transfer.py",
         "store.write(keys[::-1], bodies[::-1])[::-1]",
         "store.write(keys[::-1], bodies[::-1])",
         killer="test_transfer.py: ancestors_are_written_last",
@@ -1327,7 +1327,7 @@ MUTANTS = [
     Mutant(
         "a retry waits as long as the last one",
         "who closes a cache waits a minute for a store that is gone",
-        "breaker.py",
+        "core/breaker.py",
         "self._wait, self._until = self._first_wait, 0.0",
         "self._until = 0.0",
         killer="test_transfer.py: told_to_try_again",
@@ -1335,7 +1335,7 @@ MUTANTS = [
     Mutant(
         "what could not be written in an outage is given up",
         "nobody computes it again, and it is never written",
-        "backup.py",
+        "core/backup.py",
         "            if self._transfers.breaker.open:\n                self._put_back(",
         "            if False:\n                self._put_back(",
         killer="test_policies.py: when_storage_went_out",
@@ -1343,7 +1343,7 @@ MUTANTS = [
     Mutant(
         "a store that says no is asked in every tick",
         "it is full, and busy with that",
-        "backup.py",
+        "core/backup.py",
         "            if self._transfers.breaker.open:\n                self._put_back(",
         "            if True:\n                self._put_back(",
         killer="test_policies.py: says_no",
@@ -1351,7 +1351,7 @@ MUTANTS = [
     Mutant(
         "what could not be written goes behind what came later",
         "an outage that begins again costs ancestors first",
-        "backup.py",
+        "core/backup.py",
         "lines[group].insert(0, pages)",
         "lines[group].append(pages)",
         killer="test_policies.py: when_storage_went_out",
@@ -1359,7 +1359,7 @@ MUTANTS = [
     Mutant(
         "a line is given up when storage is out",
         "one tick costs everything that waits",
-        "backup.py",
+        "core/backup.py",
         "if self._transfers.has_store and room <= 0 and sum",
         "if self._transfers.storage and room <= 0 and sum",
         killer="test_policies.py: while_it_is_out",
@@ -1367,7 +1367,7 @@ MUTANTS = [
     Mutant(
         "a long line is given up when storage is out",
         "what the host still has is never written",
-        "backup.py",
+        "core/backup.py",
         "        if not self._transfers.has_store:\n            self._give",
         "        if not self._transfers.storage:\n            self._give",
         killer="test_policies.py: no_longer_than_the_host",
@@ -1375,7 +1375,7 @@ MUTANTS = [
     Mutant(
         "storage is asked to write while it is out",
         "nothing rests until it is back",
-        "backup.py",
+        "core/backup.py",
         " if self._transfers.storage else 0",
         "",
         killer="test_policies.py: while_it_is_out",
@@ -1383,7 +1383,7 @@ MUTANTS = [
     Mutant(
         "a save that has no room is looked for all the same",
         "a full host costs a sort of the line in every tick",
-        "backup.py",
+        "core/backup.py",
         "if not residency.host.available(group) and sum",
         "if False and sum",
         killer="test_policies.py: in_vain",
@@ -1391,7 +1391,7 @@ MUTANTS = [
     Mutant(
         "a hit does not mend what storage lacks",
         "all that is below it is out of reach after a restart",
-        "backup.py",
+        "core/backup.py",
         "            self._append(self._unwritten, group, lacking)\n",
         "            self._residency.unhold(lacking)\n",
         killer="test_policies.py: storage_lacks",
@@ -1399,7 +1399,7 @@ MUTANTS = [
     Mutant(
         "what is being written is lined up again",
         "each hit writes it once more",
-        "backup.py",
+        "core/backup.py",
         "busy = self._unwritten[group] or self._writing(group)",
         "busy = self._unwritten[group]",
         killer="test_policies.py: storage_lacks",
@@ -1407,7 +1407,7 @@ MUTANTS = [
     Mutant(
         "what is in line is lined up again",
         "each hit holds it once more",
-        "backup.py",
+        "core/backup.py",
         "busy = self._unwritten[group] or self._writing(group)",
         "busy = self._writing(group)",
         killer="test_policies.py: storage_lacks",
@@ -1415,7 +1415,7 @@ MUTANTS = [
     Mutant(
         "a hit writes under write-back",
         "what is about to leave the host is written, and then again",
-        "backup.py",
+        "core/backup.py",
         "self._transfers.has_store and not self._exclusive and not busy",
         "self._transfers.has_store and not busy",
         killer="test_policies.py: under_write_back_a_hit",
@@ -1423,7 +1423,7 @@ MUTANTS = [
     Mutant(
         "a hit waits for a store that there is none of",
         "what cannot be written is counted with each hit",
-        "backup.py",
+        "core/backup.py",
         "self._transfers.has_store and not self._exclusive and not busy",
         "not self._exclusive and not busy",
         killer="test_policies.py: without_a_store",
@@ -1431,7 +1431,7 @@ MUTANTS = [
     Mutant(
         "a flush in an outage lines up nothing",
         "a store that comes back at the next try gets nothing",
-        "backup.py",
+        "core/backup.py",
         "if not self._exclusive or not self._transfers.has_store:",
         "if not self._exclusive or not self._transfers.storage:",
         killer="test_policies.py: storage_is_back",
@@ -1439,7 +1439,7 @@ MUTANTS = [
     Mutant(
         "nothing rests in an outage",
         "the engine looks around all the time for what cannot go on",
-        "backup.py",
+        "core/backup.py",
         "(self._transfers.breaker.open and not saving)",
         "False",
         killer="test_policies.py: while_it_is_out",
@@ -1447,7 +1447,7 @@ MUTANTS = [
     Mutant(
         "all rests in an outage",
         "what the device computes is not saved to the host",
-        "backup.py",
+        "core/backup.py",
         "(self._transfers.breaker.open and not saving)",
         "self._transfers.breaker.open",
         killer="test_policies.py: no_rest",
@@ -1455,7 +1455,7 @@ MUTANTS = [
     Mutant(
         "a drain takes an outage for rest",
         "a cache is closed before its store was tried again",
-        "cache.py",
+        "core/cache.py",
         "while self._backup.waiting or not self.idle:",
         "while not self.idle:",
         killer="test_policies.py: tried_twice",
@@ -1463,7 +1463,7 @@ MUTANTS = [
     Mutant(
         "a drain waits for storage that is gone",
         "a server takes half a minute to end",
-        "cache.py",
+        "core/cache.py",
         " or (breaker.open and breaker.trips > trips + 1)",
         "",
         killer="test_policies.py: tried_twice",
@@ -1471,7 +1471,7 @@ MUTANTS = [
     Mutant(
         "a drain gives storage up at once",
         "what comes back in a moment gets nothing",
-        "cache.py",
+        "core/cache.py",
         "breaker.trips > trips + 1",
         "breaker.trips > trips",
         killer="test_policies.py: tried_twice",
@@ -1479,7 +1479,7 @@ MUTANTS = [
     Mutant(
         "a drain waits until a breaker lets it try",
         "that may be a minute, and nobody waits so long",
-        "cache.py",
+        "core/cache.py",
         "        breaker.retry()\n",
         "",
         killer="test_policies.py: tried_twice",
@@ -1487,7 +1487,7 @@ MUTANTS = [
     Mutant(
         "a drain tries again before it knows what failed",
         "what came back just now counts as refused, and is given up",
-        "cache.py",
+        "core/cache.py",
         "        self.tick()  # what has failed is in line again before storage is tried again\n",
         "",
         killer="test_policies.py: tried_twice",

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from worlds import FIVE, FOUR, TWO, DictStore, P, TruthMedia, World, group
 
-from kvkeep.cache import Cache
-from kvkeep.policy import Policy
+from kvkeep.core.cache import Cache
+from kvkeep.core.policy import Policy
 from kvkeep.schema import (
     NO_IDS,
     Closed,

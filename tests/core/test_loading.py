@@ -8,9 +8,9 @@ import pytest
 from test_cache import A, serve, world
 from worlds import FIVE, FOUR, TWO, P, World
 
+from kvkeep.core.pages import DEVICE
 from kvkeep.media.arrival import Arrival
 from kvkeep.media.base import NOW
-from kvkeep.pages import DEVICE
 from kvkeep.schema import LoadFailed, Schema
 
 

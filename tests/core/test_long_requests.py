@@ -7,7 +7,7 @@ import pytest
 from test_mixed_sessions import AtOnce, NoBytes
 from worlds import group
 
-from kvkeep.cache import Cache
+from kvkeep.core.cache import Cache
 from kvkeep.schema import Identity, Schema
 
 TOKENS, PROMPT, CHUNK, WINDOW, AHEAD = 32_768, 24_576, 512, 1024, 8

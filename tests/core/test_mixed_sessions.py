@@ -5,7 +5,7 @@ import random
 import numpy as np
 from worlds import group
 
-from kvkeep.cache import Cache
+from kvkeep.core.cache import Cache
 from kvkeep.schema import Identity, Schema
 
 P = 4

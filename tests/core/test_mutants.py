@@ -28,7 +28,7 @@ def core(tmp_path: Path) -> Path:
     package.mkdir()
     for file in SOURCE.glob("*.py"):
         shutil.copy(file, package)
-    for room in ("stores", "media", "testing"):
+    for room in ("core", "stores", "media", "testing"):
         shutil.copytree(SOURCE / room, package / room)
     (package / "__init__.py").write_text("")
     return package

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from kvkeep.pages import DEVICE, HOST, NO_SLOT, PageTable
+from kvkeep.core.pages import DEVICE, HOST, NO_SLOT, PageTable
 from kvkeep.schema import NO_IDS, Ids, InvariantError, Residence
 
 

@@ -14,9 +14,9 @@ import pytest
 from walks import STEPS, one
 from worlds import FIVE, FOUR, TWO, DictStore, P, Request, Switch, TruthMedia, World, group
 
-from kvkeep.breaker import Breaker
-from kvkeep.cache import Cache
-from kvkeep.policy import EVICTION, WRITE, Policy, eviction_order, lru
+from kvkeep.core.breaker import Breaker
+from kvkeep.core.cache import Cache
+from kvkeep.core.policy import EVICTION, WRITE, Policy, eviction_order, lru
 from kvkeep.schema import ConfigError, Identity, RequestError, Residence, Schema
 
 ONE = Schema(Identity("m"), P, (group("full"),))

@@ -7,8 +7,8 @@ import pytest
 from test_policies import serve, world_of
 from worlds import TWO, WRITING, Request, World
 
-from kvkeep import prefetch
-from kvkeep.policy import Policy
+from kvkeep.core import prefetch
+from kvkeep.core.policy import Policy
 from kvkeep.schema import InvariantError
 
 

@@ -11,12 +11,12 @@ from test_policies import ABSENT, A, B, PolicyWorld, pages, serve, world_of
 from walks import STEPS, one
 from worlds import FOUR, TWO, Request
 
-from kvkeep import prefetch as prefetch_room
-from kvkeep import speed as speed_room
-from kvkeep.policy import Policy
+from kvkeep.core import prefetch as prefetch_room
+from kvkeep.core import speed as speed_room
+from kvkeep.core.policy import Policy
+from kvkeep.core.speed import Speed
+from kvkeep.core.transfer import LOAD, READ
 from kvkeep.schema import ConfigError
-from kvkeep.speed import Speed
-from kvkeep.transfer import LOAD, READ
 
 RECORD = TWO.groups[0].record_bytes
 SHORT, SLOW, SLOW_LOAD = (

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from worlds import group, true_key
 
-from kvkeep.policy import Policy
+from kvkeep.core.policy import Policy
 from kvkeep.schema import (
     SECTOR,
     Component,

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 from worlds import FOUR, TWO, DictStore, P, TruthMedia
 
-from kvkeep import transfer
-from kvkeep.schema import Closed, Identity, Schema
-from kvkeep.transfer import (
+from kvkeep.core import transfer
+from kvkeep.core.transfer import (
     LOAD,
     PROBE,
     READ,
@@ -23,6 +22,7 @@ from kvkeep.transfer import (
     Ticket,
     Transfers,
 )
+from kvkeep.schema import Closed, Identity, Schema
 
 NONE = np.empty(0, np.int32)
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvkeep.core.tree import Tree
 from kvkeep.schema import InvariantError
-from kvkeep.tree import Tree
 
 P = 2
 

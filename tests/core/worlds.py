@@ -16,13 +16,13 @@ from functools import lru_cache
 
 import numpy as np
 
-import kvkeep.tier
-from kvkeep.cache import Cache
-from kvkeep.lease import Lease, Prefetch
+import kvkeep.core.tier
+from kvkeep.core.cache import Cache
+from kvkeep.core.lease import Lease, Prefetch
+from kvkeep.core.policy import Policy
+from kvkeep.core.transfer import READ, Ticket
 from kvkeep.media.base import NOW, Mark
-from kvkeep.policy import Policy
 from kvkeep.schema import Component, Group, Identity, Key, LoadFailed, Residence, Schema, StoreError
-from kvkeep.transfer import READ, Ticket
 
 P = 2
 JUNK = "junk"
@@ -247,7 +247,7 @@ class World:
         select: float = 0.4,
         every: int | None = None,
     ) -> None:
-        kvkeep.tier._SELECT = select  # so that tiny pools, too, are evicted in several batches
+        kvkeep.core.tier._SELECT = select  # so that tiny pools, too, are evicted in several batches
         self.schema, self.device, self.host = schema, list(device), list(host)
         self.missing, self.every = missing, every
         self.groups = range(len(schema.groups))

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from rig import Pair, Rig, prompt
 
+from kvkeep.core.transfer import READ
 from kvkeep.engine.build import open_store
 from kvkeep.engine.config import EngineConfig
 from kvkeep.engine.messages import Failed
 from kvkeep.schema import Residence, Schema
 from kvkeep.testing.wrappers import ThrottledStore
-from kvkeep.transfer import READ
 
 COUNT, NEW = 12, 24
 RECORD = 24576  # bytes of a page on the host

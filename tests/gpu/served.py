@@ -15,12 +15,12 @@ import torch
 from tiny_models import KINDS, PAGE, save_target
 from torch import Tensor
 
-from kvkeep.cache import Cache
-from kvkeep.lease import Lease
+from kvkeep.core.cache import Cache
+from kvkeep.core.lease import Lease
+from kvkeep.core.policy import Policy
 from kvkeep.media.memory import Memory
 from kvkeep.models.base import Run
 from kvkeep.models.hf import Target, load_target
-from kvkeep.policy import Policy
 from kvkeep.schema import Identity, Schema
 from kvkeep.stores.file import FileStore
 

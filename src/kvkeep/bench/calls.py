@@ -12,8 +12,8 @@ from typing import Protocol
 
 import numpy as np
 
-from ..cache import Cache
-from ..lease import Lease
+from ..core.cache import Cache
+from ..core.lease import Lease
 from ..schema import Component, Group, Identity, InvariantError, Schema
 from .load import Load
 from .measure import Note, Row, Samples, Step, Tell, uncollected
@@ -43,7 +43,7 @@ Make = Callable[[Load], Calls]
 
 
 class Ours:
-    """:class:`~kvkeep.cache.Cache`."""
+    """:class:`~kvkeep.core.cache.Cache`."""
 
     def __init__(self, load: Load) -> None:
         group = Group("kv", (Component("kv", (0,), (1,), "U8"),))

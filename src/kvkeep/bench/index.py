@@ -6,9 +6,9 @@ from typing import Protocol
 
 import numpy as np
 
-from ..pages import DEVICE, LIVE, count
-from ..policy import lru
-from ..residency import Residency
+from ..core.pages import DEVICE, LIVE, count
+from ..core.policy import lru
+from ..core.residency import Residency
 from ..schema import (
     NO_IDS,
     Component,

@@ -14,7 +14,7 @@ from .load import Load, make_load
 from .measure import Note, Row, Samples, Step, Tell, row, uncollected
 
 LENGTH, PAGE = 8192, 64  # tokens
-SOURCE = Path(__file__).parent.parent
+SOURCE = Path(__file__).parent.parent / "core"
 EVICT = "evict 64"
 VICTIMS = 64  # pages of an eviction; as many come anew, so the cache stays as full
 RECENT = 20  # sequences that came last: few enough for the processor's caches

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..cache import Cache
+from ..core.cache import Cache
+from ..core.policy import Policy, eviction_order
 from ..media.memory import Memory
 from ..models.base import Draft
 from ..models.drafts import load_draft
 from ..models.graphs import Graphs
 from ..models.hf import Target, load_target, load_tokenizer
-from ..policy import Policy, eviction_order
 from ..schema import Identity, Schema
 from ..stores.base import Store
 from ..stores.file import FileStore

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import msgspec
 
+from ..core.policy import EVICTION, PREFETCH, RECOMPUTE, WRITE
 from ..media.base import BACKENDS, LAYOUTS
-from ..policy import EVICTION, PREFETCH, RECOMPUTE, WRITE
 from ..schema import ConfigError
 
 GIB = 1 << 30

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..lease import Explanation, Lease, Prefetch
+from ..core.lease import Explanation, Lease, Prefetch
 from .messages import Generate, Usage
 
 

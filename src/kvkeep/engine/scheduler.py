@@ -11,7 +11,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Iterator
 
-from ..cache import Cache
+from ..core.cache import Cache
 from .request import Sequence
 from .runner import Work
 

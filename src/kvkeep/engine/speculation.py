@@ -30,7 +30,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..lease import Lease
+from ..core.lease import Lease
 from ..models.base import Draft, Pools, Run, Source, Stage
 from ..schema import UnsupportedModel
 from .draft_state import DraftState, Stream, on

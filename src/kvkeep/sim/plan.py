@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from ..core.transfer import LOAD, READ, SAVE, WRITE
 from ..engine.config import GIB, EngineConfig
 from ..engine.sizing import pool_share
 from ..models.state_sizes import read_groups
 from ..schema import ConfigError, Group
 from ..stores.record import footer_bytes
-from ..transfer import LOAD, READ, SAVE, WRITE
 from .replay import TIERS, Capacity, Hits, Result
 from .traces import Trace
 

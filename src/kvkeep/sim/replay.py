@@ -14,11 +14,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from ..cache import Cache
+from ..core.cache import Cache
+from ..core.policy import Policy
+from ..core.transfer import LOAD, READ, SAVE, WRITE, Ticket, Work
 from ..media.base import NOW, Copy, Mark, Reached
-from ..policy import Policy
 from ..schema import Component, ConfigError, Group, Identity, Key, Schema, Slots
-from ..transfer import LOAD, READ, SAVE, WRITE, Ticket, Work
 from .traces import Trace
 
 Ids = NDArray[np.int32]

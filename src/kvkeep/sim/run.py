@@ -14,9 +14,9 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from ..chart import need_matplotlib
+from ..core.policy import EVICTION, Policy, priority
 from ..engine.config import GIB
 from ..output import writable, write_json
-from ..policy import EVICTION, Policy, priority
 from .plan import Answers, Plan
 from .plot import Line, draw
 from .replay import TIERS, Capacity, Hits, Result, replay

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .schema import NO_IDS, Ids, InvariantError, Residence
+from ..schema import NO_IDS, Ids, InvariantError, Residence
 
 DEVICE, HOST = 0, 1
 TIERS = ("device", "host")

@@ -12,13 +12,13 @@ from collections import Counter
 
 import numpy as np
 
+from ..schema import Ids, Residence
 from .backup import Backup
 from .lease import Lease
 from .pages import DEVICE, NO_SLOT
 from .policy import Policy
 from .recompute import Recompute
 from .residency import Residency
-from .schema import Ids, Residence
 from .slots import DeviceSlots
 from .transfer import LOAD, Move, Ticket, Transfers
 

@@ -13,9 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from .pages import ABSENT, DEVICE, HOST, LIVE, NO_SLOT, ZERO, PageTable
-from .policy import Order
-from .schema import (
+from ..schema import (
     NO_IDS,
     ConfigError,
     Ids,
@@ -25,6 +23,8 @@ from .schema import (
     chain_keys,
     root_key,
 )
+from .pages import ABSENT, DEVICE, HOST, LIVE, NO_SLOT, ZERO, PageTable
+from .policy import Order
 from .tier import Tier
 from .tree import Node, Raw, Tree
 

@@ -13,18 +13,9 @@ from collections.abc import Callable, Collection
 import numpy as np
 from numpy.typing import NDArray
 
-from .audit import Audit
-from .backup import Backup
-from .lease import Explanation, Lease, Prefetch, Share
-from .loading import Loader
-from .media.base import Media
-from .media.memory import Memory
-from .pages import DEVICE, MANY, TIERS
-from .policy import Policy
-from .prefetch import Prefetcher
-from .recompute import Recompute
-from .residency import Residency
-from .schema import (
+from ..media.base import Media
+from ..media.memory import Memory
+from ..schema import (
     NO_IDS,
     NO_SLOTS,
     Closed,
@@ -33,8 +24,17 @@ from .schema import (
     RequestError,
     Schema,
 )
+from ..stores.base import Store
+from .audit import Audit
+from .backup import Backup
+from .lease import Explanation, Lease, Prefetch, Share
+from .loading import Loader
+from .pages import DEVICE, MANY, TIERS
+from .policy import Policy
+from .prefetch import Prefetcher
+from .recompute import Recompute
+from .residency import Residency
 from .slots import DeviceSlots
-from .stores.base import Store
 from .tier import Tier
 from .transfer import (
     LOAD,

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from ..schema import NO_IDS, Ids, InvariantError, Residence, Slots
 from .pages import (
     ABSENT,
     LIVE,
@@ -27,7 +28,6 @@ from .pages import (
     count,
 )
 from .policy import Order
-from .schema import NO_IDS, Ids, InvariantError, Residence, Slots
 
 _FREE, _PRIVATE, _NOBODY = (constant(owner, np.int32) for owner in (-1, -2, -3))  # no page ids
 _SELECT, _LEAST = 0.02, 256  # share of a tier that one look for victims puts in order, and pages

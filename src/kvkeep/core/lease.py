@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .media.arrival import Arrival
-from .schema import NO_IDS, NO_SLOTS, Ids, Key, RequestError, Slots
+from ..media.arrival import Arrival
+from ..schema import NO_IDS, NO_SLOTS, Ids, Key, RequestError, Slots
 
 _serial = itertools.count()
 

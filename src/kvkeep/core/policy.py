@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..schema import ConfigError, Ids
 from .pages import PageTable
-from .schema import ConfigError, Ids
 
 Order = Callable[[PageTable, int, Ids | slice], NDArray[np.int64]]
 """``order(table, group, ids)``: int64 keys of these ids, or of all in a slice; the lowest goes

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from .schema import NO_IDS, Ids, InvariantError
+from ..schema import NO_IDS, Ids, InvariantError
 
 Raw = bytes | memoryview
 """Token bytes of whole pages: int32, little-endian."""

@@ -16,11 +16,11 @@ from collections.abc import Callable, Iterable
 import numpy as np
 from numpy.typing import NDArray
 
+from ..schema import NO_IDS, NO_SLOTS, Ids, Residence
 from .breaker import Breaker
 from .pages import DEVICE, HOST
 from .policy import Policy
 from .residency import Residency
-from .schema import NO_IDS, NO_SLOTS, Ids, Residence
 from .transfer import SAVE, WRITE, Move, Ticket, Transfers
 
 _PINNED_SHARE = 0.5  # of the host's slots that storage writes may pin at once

@@ -24,12 +24,12 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from ..media.arrival import Arrival
+from ..media.base import NOW, Copy, Mark, Media
+from ..schema import Closed, Ids, Key, Schema, Slots
+from ..stores.base import Store
 from .breaker import Breaker
-from .media.arrival import Arrival
-from .media.base import NOW, Copy, Mark, Media
-from .schema import Closed, Ids, Key, Schema, Slots
 from .speed import Speed
-from .stores.base import Store
 
 log = logging.getLogger(__name__)
 

@@ -10,11 +10,11 @@ from collections.abc import Collection
 import numpy as np
 from numpy.typing import NDArray
 
+from ..schema import Ids, Residence
 from .lease import Lease, Share
 from .pages import ABSENT, DEVICE, HOST, LIVE, MANY, NO_SLOT, WRITING
 from .policy import Policy
 from .residency import Residency
-from .schema import Ids, Residence
 from .transfer import Move
 
 

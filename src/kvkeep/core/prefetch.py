@@ -15,12 +15,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from .lease import Prefetch
-from .pages import HOST
-from .policy import Policy
-from .recompute import Recompute
-from .residency import Residency
-from .schema import (
+from ..schema import (
     NO_IDS,
     NO_SLOTS,
     Ids,
@@ -30,6 +25,11 @@ from .schema import (
     chain_keys,
     root_key,
 )
+from .lease import Prefetch
+from .pages import HOST
+from .policy import Policy
+from .recompute import Recompute
+from .residency import Residency
 from .transfer import CALL_RECORDS, PROBE, READ, Move, Ticket, Transfers
 
 _TRIAL_BYTES = 1 << 20  # to read of a store that was slow when last seen

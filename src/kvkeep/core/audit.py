@@ -25,10 +25,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ..schema import NO_IDS, NO_SLOTS, Ids, InvariantError, Residence, Slots
 from .lease import Lease, Prefetch, Share
 from .pages import DEVICE, HOST, NO_SLOT, TIERS
 from .residency import Residency
-from .schema import NO_IDS, NO_SLOTS, Ids, InvariantError, Residence, Slots
 from .transfer import LOAD, READ, SAVE, WRITE, Ticket
 
 log = logging.getLogger(__name__)
