@@ -5,7 +5,8 @@ import time
 
 import numpy as np
 import pytest
-from worlds import FIVE, FOUR, TWO, DictStore, P, TruthMedia, World, group
+from schemas import FIVE, FOUR, TWO, P, group
+from world import World
 
 from kvkeep.core.cache import Cache
 from kvkeep.core.policy import Policy
@@ -20,6 +21,7 @@ from kvkeep.schema import (
     Schema,
 )
 from kvkeep.stores.file import FileStore
+from kvkeep.testing.fakes import DictStore, TruthMedia
 
 A = [1, 1, 2, 2, 3, 3, 4]  # three pages that a hit may use
 

@@ -5,8 +5,9 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from schemas import FIVE, FOUR, TWO, P
 from test_cache import A, serve, world
-from worlds import FIVE, FOUR, TWO, P, World
+from world import World
 
 from kvkeep.core.pages import DEVICE
 from kvkeep.media.arrival import Arrival

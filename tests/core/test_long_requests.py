@@ -4,11 +4,11 @@ import random
 
 import numpy as np
 import pytest
-from test_mixed_sessions import AtOnce, NoBytes
-from worlds import group
+from schemas import group
 
 from kvkeep.core.cache import Cache
 from kvkeep.schema import Identity, Schema
+from kvkeep.testing.fakes import AtOnce, NoBytes
 
 TOKENS, PROMPT, CHUNK, WINDOW, AHEAD = 32_768, 24_576, 512, 1024, 8
 

@@ -7,8 +7,10 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from request import true_key
+from schemas import ABSENT, FOUR, LIVE, TWO, WRITING, P
 from walks import KINDS, LANES, STEPS, one
-from worlds import ABSENT, FOUR, LIVE, TWO, WRITING, P, World, true_key
+from world import World
 
 from kvkeep.schema import NO_IDS, InvariantError
 
@@ -186,12 +188,7 @@ def land(w: World, rng: random.Random) -> None:
 def trust(w: World) -> None:
     """From here on the oracle starts from the table's clocks."""
     w.cache.counts["invariant_errors_total"] = 0
-    w.oracle.clock = w.table.clock
-    w.oracle.used, w.oracle.hits = {}, type(w.oracle.hits)()
-    for path, page in w.tree().items():
-        for g in w.groups:
-            w.oracle.used[g, path] = int(w.table.used[w.table.clocks[g], page])
-            w.oracle.hits[g, path] = int(w.table.hits[g, page])
+    w.trust()
 
 
 def go_on(w: World, rng: random.Random) -> None:

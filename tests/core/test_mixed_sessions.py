@@ -3,37 +3,15 @@
 import random
 
 import numpy as np
-from worlds import group
+from schemas import group
 
 from kvkeep.core.cache import Cache
 from kvkeep.schema import Identity, Schema
+from kvkeep.testing.fakes import AtOnce, NoBytes
 
 P = 4
 SESSIONS, TURNS = 60, 1500
 TURN, CHUNK, LONGEST = 16, 8, 200  # pages
-
-
-class NoBytes:
-    def save(self, copies) -> None: ...
-    def load(self, copies) -> None: ...
-    def bodies(self, group: int, slots) -> list[memoryview]:
-        return []
-
-
-class AtOnce:
-    """A lane that is done when it is told."""
-
-    def __init__(self, name: str, work, report) -> None:
-        self.work, self.report = work, report
-
-    def submit(self, ticket) -> None:
-        self.work([ticket])
-        self.report(ticket)
-
-    def withdraw(self) -> list:
-        return []
-
-    def close(self, timeout: float) -> None: ...
 
 
 def cached_pages(window_slots: int, turns: int = TURNS) -> tuple[int, int]:

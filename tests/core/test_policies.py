@@ -11,16 +11,18 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
+from request import Request
+from schemas import FIVE, FOUR, LIVE, TWO, WRITING, P, group
 from walks import STEPS, one
-from worlds import FIVE, FOUR, TWO, DictStore, P, Request, Switch, TruthMedia, World, group
+from world import World
 
 from kvkeep.core.breaker import Breaker
 from kvkeep.core.cache import Cache
 from kvkeep.core.policy import EVICTION, WRITE, Policy, eviction_order, lru
 from kvkeep.schema import ConfigError, Identity, RequestError, Residence, Schema
+from kvkeep.testing.fakes import DictStore, TruthMedia
 
 ONE = Schema(Identity("m"), P, (group("full"),))
-ABSENT, WRITING, LIVE = Residence
 
 
 class PolicyWorld(World):
@@ -29,14 +31,8 @@ class PolicyWorld(World):
     policy: ClassVar = Policy()
     min_tokens = 0  # prompts are short here
 
-    def restart(self) -> None:
-        super().restart()
-        self.lanes.clear()
-        parts = self.schema, self.device, self.host, self.store
-        policy = replace(self.policy, prefetch_min_tokens=self.min_tokens)
-        self.cache = Cache(*parts, policy, self.media, self._lane)
-        self.cache.transfers.breaker = Switch()
-        self.table = self.cache.residency.table
+    def settings(self) -> Policy:
+        return replace(self.policy, prefetch_min_tokens=self.min_tokens)
 
     def admit(self, request: Request, chunk: int = P) -> bool:
         """To refuse it may change pins: those of what must leave first. ``check`` counts them."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from request import Request
+from schemas import TWO, WRITING
 from test_policies import serve, world_of
-from worlds import TWO, WRITING, Request, World
+from world import World
 
 from kvkeep.core import prefetch
 from kvkeep.core.policy import Policy

@@ -7,9 +7,10 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from test_policies import ABSENT, A, B, PolicyWorld, pages, serve, world_of
+from request import Request
+from schemas import ABSENT, FOUR, TWO
+from test_policies import A, B, PolicyWorld, pages, serve, world_of
 from walks import STEPS, one
-from worlds import FOUR, TWO, Request
 
 from kvkeep.core import prefetch as prefetch_room
 from kvkeep.core import speed as speed_room

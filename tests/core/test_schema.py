@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from worlds import group, true_key
+from request import true_key
+from schemas import group
 
 from kvkeep.core.policy import Policy
 from kvkeep.schema import (

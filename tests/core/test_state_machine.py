@@ -1,6 +1,6 @@
 """The cache against its oracle: anything that may happen, in any order, with any failure.
 
-See :mod:`worlds` for what is compared after every step.
+See :mod:`world` for what is compared after every step.
 """
 
 import random

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from worlds import FOUR, TWO, DictStore, P, TruthMedia
+from schemas import FOUR, TWO, P
 
 from kvkeep.core import transfer
 from kvkeep.core.transfer import (
@@ -23,6 +23,7 @@ from kvkeep.core.transfer import (
     Transfers,
 )
 from kvkeep.schema import Closed, Identity, Schema
+from kvkeep.testing.fakes import JUNK, DictStore, TruthMedia
 
 NONE = np.empty(0, np.int32)
 
@@ -113,17 +114,16 @@ def test_around_all_tiers(bench) -> None:
     """Device, host, storage and back; two groups in every ticket."""
     b = bench()
     for group in range(2):
-        b.media.tiers[0][group][:3] = [f"{group}-{i}" for i in range(3)]
+        b.media.tiers[0][group][:3] = [10 * group + i + 1 for i in range(3)]
     for kind in (SAVE, WRITE):
         ticket = b.submit(kind, b.move(0, 0, 1, 2), b.move(1, 2))
         assert b.landed(1) == [ticket]
         assert [move.landed.tolist() for move in ticket.moves] == [[True] * 3, [True]]
-    b.media.tiers[0], b.media.tiers[1] = TruthMedia([600, 600], [600, 600]).tiers
+    b.media.tiers[:] = JUNK
     for kind in (READ, LOAD):
         b.submit(kind, b.move(0, 2, 0), b.move(1, 2))
         b.landed(1)
-    assert b.media.tiers[0][0][:3] == ["0-0", "junk", "0-2"]
-    assert b.media.tiers[0][1][:3] == ["junk", "junk", "1-2"]
+    assert b.media.tiers[0, :, :3].tolist() == [[1, JUNK, 3], [JUNK, JUNK, 13]]
     size = TWO.groups[0].record_bytes
     moved = {SAVE: 4 * size, WRITE: 4 * size, READ: 3 * size, LOAD: 3 * size}
     assert dict(b.transfers.moved) == moved
@@ -264,25 +264,25 @@ def test_within_a_call_ancestors_are_written_last(bench, monkeypatch) -> None:
     """A store keeps the last of a call longest. Of all calls, the first may be the only one."""
     monkeypatch.setattr(transfer, "CALL_RECORDS", 2)
     b = bench()
-    b.media.tiers[1][0][:4] = "abcd"
+    b.media.tiers[1][0][:4] = 1, 2, 3, 4
     b.store.fault = "partial"  # the second one of a call
     ticket = b.submit(WRITE, b.move(0, *range(4)))
     b.landed(1)
     _, second, _, fourth = ticket.moves[0].keys
-    assert list(b.store.records.items()) == [(second, "b"), (fourth, "d")]
+    assert list(b.store.records.items()) == [(second, 2), (fourth, 4)]
     assert ticket.moves[0].landed.tolist() == [False, True, False, True]
 
 
 def test_groups_are_written_page_by_page(bench) -> None:
     """So that a store that runs full keeps whole pages."""
     b = bench()
-    for cells, names in zip(b.media.tiers[1], ("abc", "def"), strict=True):
+    for cells, names in zip(b.media.tiers[1], ((1, 2, 3), (4, 5, 6)), strict=True):
         cells[:3] = names
     moves = [b.move(0, 0, 1, 2), b.move(1, 0, 1, 2)]
     b.submit(WRITE, *moves)
     assert all(move.landed.all() for move in b.landed(1)[0].moves)
-    assert "".join(b.store.records.values()) == "fcebda", "the last is kept longest"
-    assert [b.store.records[key] for move in moves for key in move.keys] == list("abcdef")
+    assert list(b.store.records.values()) == [6, 3, 5, 2, 4, 1], "the last is kept longest"
+    assert [b.store.records[key] for move in moves for key in move.keys] == [1, 2, 3, 4, 5, 6]
     b.store.touched = []
     b.store.touch = b.store.touched.extend
     b.submit(TOUCH, *moves)
@@ -303,7 +303,7 @@ def test_an_answer_of_the_wrong_length_is_a_failure(bench) -> None:
 def test_a_probe_goes_on_to_the_first_gap(bench) -> None:
     """Groups that need every page, together; the others as far as those reach."""
     b = bench(schema=Schema(Identity("m"), P, FOUR.groups[:2]))
-    b.store.records = dict.fromkeys(b.move(0, 0, 1, 3).keys + b.move(1, 0, 1, 2, 3, 4).keys, "x")
+    b.store.records = dict.fromkeys(b.move(0, 0, 1, 3).keys + b.move(1, 0, 1, 2, 3, 4).keys, 1)
     ticket = b.probe([False] * 5, [False] * 5)
     b.landed(1)
     assert ticket.present[0][:3].tolist() == [True, True, False]
@@ -313,7 +313,7 @@ def test_a_probe_goes_on_to_the_first_gap(bench) -> None:
 def test_what_a_hit_may_do_without_ends_no_probe(bench, monkeypatch) -> None:
     monkeypatch.setattr(transfer, "CALL_RECORDS", 2)
     b = bench(schema=Schema(Identity("m"), P, FOUR.groups[::3]))
-    b.store.records = dict.fromkeys(b.move(0, 0, 1, 2, 3).keys + b.move(1, 3).keys, "x")
+    b.store.records = dict.fromkeys(b.move(0, 0, 1, 2, 3).keys + b.move(1, 3).keys, 1)
     ticket = b.probe([False] * 5, [False] * 5)
     b.landed(1)
     assert ticket.present[0].tolist() == [True] * 4 + [False]
@@ -336,7 +336,7 @@ def test_a_long_probe_stops_at_a_gap(bench, monkeypatch) -> None:
     store = Gate()
     store.open.set()
     b = bench(store)
-    store.records = dict.fromkeys(b.move(0, *range(5)).keys + b.move(1, *range(9)).keys, "x")
+    store.records = dict.fromkeys(b.move(0, *range(5)).keys + b.move(1, *range(9)).keys, 1)
     b.probe([False] * 100, [False] * 100)
     b.landed(1)
     assert store.calls == [4, 4] * 2
@@ -396,7 +396,7 @@ def test_an_abandoned_read_is_not_made_unless_it_has_begun(bench) -> None:
     gate = Gate()
     b = bench(gate)
     moves = [b.move(0, n) for n in range(2)]
-    gate.records = dict.fromkeys(key for move in moves for key in move.keys)
+    gate.records = dict.fromkeys((key for move in moves for key in move.keys), 1)
     begun, waiting = (b.submit(READ, move) for move in moves)
     until(lambda: gate.calls)
     size = TWO.groups[0].record_bytes
@@ -426,7 +426,7 @@ def test_what_a_device_does_first_is_no_part_of_how_fast_it_loads(bench) -> None
 
 def test_the_speed_of_reads_is_measured_and_bounds_them(bench) -> None:
     b = bench()
-    b.store.records = dict.fromkeys(b.move(0, *range(300)).keys)
+    b.store.records = dict.fromkeys(b.move(0, *range(300)).keys, 1)
     b.submit(READ, b.move(0, *range(300)))
     b.landed(1)
     assert b.transfers.seconds(READ, 1) > 0

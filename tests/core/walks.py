@@ -1,4 +1,4 @@
-"""Random walks through worlds: what the state machine does, without shrinking but much faster.
+"""Random walks through small worlds: what the state machine does, much faster, without shrinking.
 
 ``python walks.py FIRST LAST`` walks from all seeds of a range; a failure names its seed.
 """
@@ -10,7 +10,9 @@ import random
 import sys
 from collections import Counter
 
-from worlds import FIVE, FOUR, TWO, P, Path, World, group
+from request import Path
+from schemas import FIVE, FOUR, TWO, P, group
+from world import World
 
 from kvkeep.schema import Identity, Schema
 

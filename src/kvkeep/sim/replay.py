@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 from ..core.cache import Cache
 from ..core.policy import Policy
-from ..core.transfer import LOAD, READ, SAVE, WRITE, Ticket, Work
-from ..media.base import NOW, Copy, Mark, Reached
-from ..schema import Component, ConfigError, Group, Identity, Key, Schema, Slots
+from ..core.transfer import LOAD, READ, SAVE, WRITE
+from ..schema import Component, ConfigError, Group, Identity, Key, Schema
+from ..testing.fakes import AtOnce, NoBytes
 from .traces import Trace
 
 Ids = NDArray[np.int32]
@@ -72,41 +72,6 @@ class Result:
             {key: count + other.evictions[key] for key, count in self.evictions.items()},
             {key: count + other.moved[key] for key, count in self.moved.items()},
         )
-
-
-class NoBytes:
-    """Media whose copies are no work."""
-
-    def mark(self) -> Mark:
-        return NOW
-
-    def save(self, copies: Sequence[Copy], after: Iterable[Mark] = ()) -> None: ...
-    def load(
-        self,
-        copies: Sequence[Copy],
-        after: Iterable[Mark] = (),
-        reached: Reached = lambda layer, mark: None,
-    ) -> None: ...
-    def bodies(self, group: int, slots: Slots) -> list[memoryview]:
-        return [memoryview(b"")] * len(slots)
-
-    def keep(self, group: int, slots: Slots, bodies: Sequence[memoryview]) -> None: ...
-
-
-class AtOnce:
-    """A lane that carries out what is submitted before it returns."""
-
-    def __init__(self, name: str, work: Work, report: Callable[[Ticket], None]) -> None:
-        self._work, self._report = work, report
-
-    def submit(self, ticket: Ticket) -> None:
-        self._work([ticket])
-        self._report(ticket)
-
-    def withdraw(self) -> list[Ticket]:
-        return []
-
-    def close(self, timeout: float) -> None: ...
 
 
 class KeyStore:

@@ -1,0 +1,167 @@
+"""Where a world looks into a cache: the only place that knows how the core keeps its books.
+
+Everything else that the world asks is public: the calls of ``Cache``, the figures, a lease's slots,
+and the protocols of media, stores and lanes. Arrays are views where the core has them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+import kvkeep.core.tier
+from kvkeep.core.cache import Cache
+from kvkeep.core.lease import Lease
+from kvkeep.schema import Ids, Key, Slots
+from kvkeep.testing.fakes import Switch
+
+SELECT = kvkeep.core.tier._SELECT
+
+
+def select_victims(share: float) -> None:
+    """Each look for victims puts this share of a tier in order: more, and tiny pools, too, are
+    evicted in several batches."""
+    kvkeep.core.tier._SELECT = share
+
+
+class Move(NamedTuple):
+    """Pages of one group that a ticket moves; no slots where one side is storage."""
+
+    group: int
+    pages: Ids
+    source: Slots
+    target: Slots
+    keys: Sequence[Key]
+
+
+class Insides:
+    """The books of a cache."""
+
+    def __init__(self, cache: Cache) -> None:
+        self.cache = cache
+
+    # --- pages
+
+    @property
+    def table(self):
+        """Columns by page id."""
+        return self.cache.residency.table
+
+    @property
+    def state(self) -> np.ndarray:
+        """``[tiers, groups, pages]``: :class:`~kvkeep.schema.Residence`."""
+        return self.table.state
+
+    @property
+    def slot(self) -> np.ndarray:
+        """``[tiers, groups, pages]``."""
+        return self.table.slot
+
+    @property
+    def pins(self) -> np.ndarray:
+        """``[tiers, groups, pages]``."""
+        return self.table.pins
+
+    @property
+    def used(self) -> np.ndarray:
+        """``[groups, pages]``: the clock value when each was needed last."""
+        return self.table.used[list(self.table.clocks)]
+
+    @property
+    def hits(self) -> np.ndarray:
+        """``[groups, pages]``: hits that needed each."""
+        return self.table.hits
+
+    @property
+    def holds(self) -> np.ndarray:
+        """``[pages]``."""
+        return self.table.holds
+
+    @property
+    def dying(self) -> np.ndarray:
+        """``[pages]``: it left the tree, and somebody holds it."""
+        return self.table.dying
+
+    @property
+    def keys(self) -> np.ndarray:
+        """``[pages, 32]`` uint8: chained keys."""
+        return self.table.key
+
+    @property
+    def pages(self) -> int:
+        """Page ids in use."""
+        return len(self.table)
+
+    @property
+    def clock(self) -> int:
+        """The newest clock value."""
+        return self.table.clock
+
+    def runs(self) -> Iterator[tuple[str, int, int, bytes, list[int]]]:
+        """The tree as runs of pages, parents first: namespace, the run's own handle and its
+        parent's, its tokens (int32, little-endian) and page ids."""
+        for namespace, node in self.cache.residency.tree.walk():
+            yield namespace, id(node), id(node.parent), bytes(node.raw), node.ids.tolist()
+
+    # --- what is under way
+
+    def moves(self) -> Iterator[tuple[str, Move]]:
+        """What tickets move that have not been collected: kind, and pages of one group."""
+        for ticket in self.cache.transfers.pending:
+            for m in ticket.moves:
+                yield ticket.kind, Move(m.group, m.pages, m.source, m.target, m.keys)
+
+    @property
+    def busy(self) -> bool:
+        """Tickets are under way."""
+        return bool(self.cache.transfers.pending)
+
+    @property
+    def tells_storage(self) -> bool:
+        """Storage is out, or will hear of hits in memory."""
+        return bool(self.cache._touches) or not self.cache.transfers.storage
+
+    def switch_breaker(self, switch: Switch) -> None:
+        """The breaker of storage is ``switch`` from now on."""
+        self.cache.transfers.breaker = switch
+
+    def read_at_once(self, size: int) -> None:
+        """One read ticket is of so many bytes, whatever was measured."""
+        self.cache.transfers.read_bytes = lambda total: size
+
+    # --- leases
+
+    def own(self, lease: Lease, g: int) -> np.ndarray:
+        """Slots that are the lease's alone: private pages, then running state."""
+        share = lease.shares[self.cache.schema.groups[g].name]
+        return np.concatenate((share.slots[share.owned], share.working))
+
+    def owned(self, lease: Lease, g: int) -> np.ndarray:
+        """``[capacity in pages]``: where the lease has a slot of its own."""
+        return lease.shares[self.cache.schema.groups[g].name].owned
+
+    def landed(self, lease: Lease, g: int) -> Slots:
+        """The block table without what is still being loaded."""
+        return lease.shares[self.cache.schema.groups[g].name].slots
+
+    def coming(self, lease: Lease, g: int) -> set[int]:
+        """Pages of a hit that are being loaded."""
+        name = self.cache.schema.groups[g].name
+        return set(lease.coming[name][0].tolist()) if name in lease.coming else set()
+
+    def publishes(self, lease: Lease, g: int) -> bool:
+        """The lease's prefix has no gaps in this group, so what follows is for others, too."""
+        return lease.shares[self.cache.schema.groups[g].name].whole
+
+    def detached(self, lease: Lease) -> bool:
+        """The lease's path left the tree."""
+        return lease.detached or bool(lease.pages and self.dying[lease.path[-1]])
+
+    # --- what operators and other requests do
+
+    def evict(self, tier: int, g: int, count: int) -> Ids:
+        """Drop up to ``count`` pages of a group from a tier; which."""
+        residency = self.cache.residency
+        return residency.evict((residency.device, residency.host)[tier], g, count)

@@ -1,0 +1,121 @@
+"""What a cache must do, in plain dicts: written without the core, from DESIGN.md alone.
+
+Pages go by their prompts, so that nothing here knows of page ids, slots or nodes.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from request import Path
+
+MANY = 2  # hits that make a place worth keeping
+
+
+@dataclass(slots=True)
+class Clocks:
+    """Of one page, by group: when it was needed last, and how many hits needed it."""
+
+    used: list[int]
+    hits: list[int]
+
+
+class Oracle:
+    """``tails``: by group, how many trailing pages a hit needs; None: all."""
+
+    def __init__(self, tails: Sequence[int | None]) -> None:
+        self.tails = tails
+        self.clock = 0
+        self.pages: defaultdict[Path, Clocks] = defaultdict(self.fresh)
+
+    def fresh(self) -> Clocks:
+        """Of a page that nobody has needed."""
+        return Clocks([0] * len(self.tails), [0] * len(self.tails))
+
+    # --- clocks
+
+    def needed(self, g: int, pages: int) -> range:
+        tail = self.tails[g]
+        return range(max(0, pages - (pages if tail is None else tail)), pages)
+
+    def stamp(self, path: Callable[[int], Path], pages: int) -> None:
+        """All that a hit of so many pages needs is needed now."""
+        self.clock += 1
+        clocks = [self.pages[path(i)] for i in range(pages)]
+        for g in range(len(self.tails)):
+            for i in self.needed(g, pages):
+                clocks[i].used[g] = self.clock
+
+    def hit(self, path: Callable[[int], Path], pages: int) -> None:
+        """A hit ended after so many pages."""
+        for g in range(len(self.tails)):
+            for i in self.needed(g, pages):
+                self.pages[path(i)].hits[g] += 1
+
+    def slide(self, g: int, path: Path) -> None:
+        """A request slid past a page: it goes first, unless many hits end there."""
+        if self.pages[path].hits[g] < MANY:
+            self.pages[path].used[g] = 0
+
+    def keep(self, alive: Callable[[Path], bool]) -> None:
+        """All other pages are forgotten."""
+        for path in [path for path in self.pages if not alive(path)]:
+            del self.pages[path]
+
+    def hits(self, g: int, path: Path) -> int:
+        """As they are counted: only in groups with a tail, and no further than counts."""
+        if self.tails[g] is None or path not in self.pages:
+            return 0
+        return min(self.pages[path].hits[g], MANY)
+
+    def used(self, path: Path) -> list[int]:
+        return self.pages[path].used if path in self.pages else [0] * len(self.tails)
+
+    # --- hits
+
+    def longest(self, known: int, groups: Iterable[int], has: Callable[[int, int], bool]) -> int:
+        """The most pages, of so many that are known, such that each group has all it needs."""
+        groups = list(groups)
+        for pages in range(known, 0, -1):
+            if all(has(g, i) for g in groups for i in self.needed(g, pages)):
+                return pages
+        return 0
+
+    def valid_from(self, g: int, pages: int, has: Callable[[int, int], bool]) -> int:
+        """First page from which a group has all that a hit needs."""
+        return max((i + 1 for i in self.needed(g, pages) if not has(g, i)), default=0)
+
+    # --- eviction
+
+    def rank(self, g: int, path: Path) -> tuple[int, int]:
+        """The lowest goes first."""
+        return self.used(path)[g], -len(path[1])
+
+    def ranks(self, g: int, paths: Collection[Path]) -> list[tuple[int, int]]:
+        """Of what may go, in the order in which it goes."""
+        return sorted(self.rank(g, path) for path in paths)
+
+
+def follows(path: Path, head: Path) -> bool:
+    """Whether a page is this one or below it."""
+    return path[0] == head[0] and path[1][: len(head[1])] == head[1]
+
+
+def with_ancestors(paths: Iterable[Path], size: int) -> set[Path]:
+    """These pages, and all above them."""
+    return {
+        (namespace, tokens[:end])
+        for namespace, tokens in paths
+        for end in range(size, len(tokens) + 1, size)
+    }
+
+
+def parentless(tree: Mapping[Path, int], size: int) -> list[Path]:
+    """Pages whose parent is not there."""
+    return [
+        (namespace, tokens)
+        for namespace, tokens in tree
+        if len(tokens) > size and (namespace, tokens[:-size]) not in tree
+    ]

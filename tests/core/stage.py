@@ -1,0 +1,403 @@
+"""A cache on a stage where the truth is known: what each slot's bytes are, and who wrote them.
+
+The media hold, instead of bytes, the name of what the bytes would be. Lanes move when they are
+stepped, in any order, and fail when told to. Here is what may happen, and what holds on a stage of
+any size. :class:`world.World` is a small one, and compares every step with an oracle of dicts.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from itertools import islice
+
+import numpy as np
+from insides import SELECT, Insides, select_victims
+from request import GROUPS, Request, names
+from schemas import ABSENT, LIVE
+
+from kvkeep.core.cache import Cache
+from kvkeep.core.lease import Lease
+from kvkeep.core.policy import Policy
+from kvkeep.schema import Key, LoadFailed, Schema
+from kvkeep.testing.fakes import JUNK, DictStore, ManualLane, Switch, TruthMedia
+
+TIERS = ("device", "host")
+
+
+class Stage:
+    """The operations. Arguments that choose are taken modulo what there is to choose from."""
+
+    def __init__(
+        self,
+        schema: Schema,
+        device: Sequence[int],
+        host: Sequence[int],
+        missing: str = "strict",
+        select: float = SELECT,
+        every: int | None = None,
+    ) -> None:
+        select_victims(select)
+        self.schema, self.device, self.host = schema, list(device), list(host)
+        self.missing, self.every, self.size = missing, every, schema.page_tokens
+        self.groups = range(len(schema.groups))
+        self.prints = {schema.fingerprint(grp): g for g, grp in enumerate(schema.groups)}
+        self.store = DictStore()
+        self.lost: set[Key] = set()
+        self.happened: Counter[str] = Counter()  # so that a run can show that it did something
+        self.reads: int | None = None  # bytes of one read, or as many as the cache likes
+        self.restart()
+
+    def settings(self) -> Policy:
+        return Policy(missing=self.missing, snapshot_pages=self.every, prefetch_min_tokens=0)
+
+    @property
+    def inside(self) -> Insides:
+        return Insides(self.cache)
+
+    # --- what may happen
+
+    def restart(self) -> None:
+        """A new process on the same store."""
+        self.lanes: dict[str, ManualLane] = {}
+        self.requests: list[Request] = []
+        self.media = TruthMedia(self.device, self.host)
+        tiers = self.device, self.host, self.store
+        self.cache = Cache(self.schema, *tiers, self.settings(), self.media, self._lane)
+        self.switch = Switch()
+        self.inside.switch_breaker(self.switch)
+        if self.reads is not None:
+            self.inside.read_at_once(self.reads)
+        self.table = self.inside.table
+
+    def _lane(self, name: str, work: Callable, report: Callable) -> ManualLane:
+        """Questions to storage wait in line with reads."""
+        lane = "read" if name == "probe" else name
+        self.lanes.setdefault(lane, ManualLane(report)).work[name] = work
+        return self.lanes[lane]
+
+    def arrive(self, tokens: Sequence[int], namespace: str = "", ask: bool = True) -> Request:
+        request = Request(namespace, tuple(tokens), self.size)
+        if ask:
+            before = self.inside.pins[0].copy()
+            request.prefetch = self.cache.prefetch(request.array, namespace)
+            assert np.array_equal(before, self.inside.pins[0]), "a prefetch pins the device"
+        self.requests.append(request)
+        return request
+
+    def may_come(self, request: Request) -> bool:
+        """It waits to be admitted, and for nothing else."""
+        return not request.lease and (not request.prefetch or self.cache.ready(request.prefetch))
+
+    def admit(self, request: Request, chunk: int) -> bool:
+        if not self.may_come(request):
+            return False
+        lease = self.cache.admit(request.array, request.namespace, chunk, request.prefetch)
+        if lease is None:
+            self.happened["refused"] += 1
+            return False
+        request.lease, request.prefetch, request.computed = lease, None, None
+        request.snapshots = []
+        self._check_path(request)
+        for grp in self.schema.groups:
+            assert len(lease.working(grp.name)) == grp.working
+        self.happened["hit" if lease.pages else "admitted"] += 1
+        self.happened["hit pages"] += lease.pages
+        self.happened["loading"] += not lease.ready
+        return True
+
+    def run(
+        self, request: Request, count: int, ahead: int = 0, commit: bool = True, stop: bool = True
+    ) -> bool:
+        """One step: grow, compute ``count`` tokens and speculate ``ahead`` more, commit.
+
+        ``stop``: end where a snapshot is due, if that is before."""
+        lease = request.lease
+        if not lease or not self.arrived(lease):
+            return False
+        self.happened["ahead"] += not lease.ready
+        start = lease.pages * self.size if request.computed is None else request.computed
+        final = min(len(request.tokens), start + count)
+        cut = lease.next_cut(start)
+        if stop and cut is not None:
+            final = min(final, cut)
+        before = [len(lease.slots(grp.name)) for grp in self.schema.groups]
+        if not self.cache.grow(lease, final + ahead):
+            assert before == [len(lease.slots(grp.name)) for grp in self.schema.groups]
+            self.happened["no room to grow"] += 1
+            return False
+        request.computed = start
+        self._compute(request, final, ahead)
+        request.computed = final
+        if commit:
+            self.commit(request)
+        return True
+
+    def arrived(self, lease: Lease) -> bool:
+        """Whether a step would neither wait nor fail. The cache may not have heard of it yet."""
+        if any(ticket.arrival in lease.arriving for ticket in self.lanes["load"].queue):
+            return False
+        try:
+            for arrival in lease.arriving:
+                arrival.wait()
+        except LoadFailed:
+            return False
+        return True
+
+    def _compute(self, request: Request, final: int, ahead: int) -> None:
+        """What a model's step does to the device: all it writes is the request's own."""
+        lease, size = request.lease, self.size
+        first, whole, last = request.computed // size, final // size, -(-(final + ahead) // size)
+        for g, grp in enumerate(self.schema.groups):
+            slots, pool = lease.slots(grp.name), self.media.tiers[0, g]
+            others = self._others(request, g)
+            if grp.working:
+                working = lease.working(grp.name)
+                assert not others[working].any(), "running state is somebody else's"
+                pool[working] = -(request.serial << 20 | final)
+                at = whole - 1
+                if final % size or final <= request.computed or slots[at] < 0:
+                    continue
+                pages = range(at, whole)
+                request.snapshots += [at] * (at not in request.snapshots)
+            else:
+                pages = range(first, last)
+            written = slots[pages.start : pages.stop]
+            assert len(written) == len(pages)
+            assert (written >= 0).all(), "a page is written that has no slot"
+            assert not others[written].any(), "a page is written where somebody else reads"
+            pool[written] = JUNK
+            pool[written[: max(0, whole - pages.start)]] = request.truth[pages.start : whole] + g
+
+    def _others(self, request: Request, g: int) -> np.ndarray:
+        """``[device slots]``: which belong to pages of the tree, to other requests or to nobody."""
+        own = self.inside.own(request.lease, g)
+        others = np.ones(self.media.tiers.shape[2], bool)
+        others[own] = False
+        others[self._rows(0, g)] = True
+        for other in self.requests:
+            if other.lease and other is not request:
+                others[self.inside.own(other.lease, g)] = True
+        return others
+
+    def _rows(self, tier: int, g: int) -> np.ndarray:
+        """Slots of pages."""
+        inside = self.inside
+        return inside.slot[tier, g][inside.state[tier, g] != ABSENT]
+
+    def commit(self, request: Request) -> None:
+        lease = request.lease
+        before = lease.pages
+        self.cache.commit(lease, request.array[: request.computed], request.snapshots)
+        if lease.pages > before:
+            self.happened["committed"] += 1
+            request.snapshots = []
+        self._check_path(request)
+
+    def release(self, request: Request, again: bool = False) -> None:
+        """The request ends, in the middle of anything; ``again``: preempted, to come back."""
+        for _ in range(2):
+            if request.lease:
+                self.cache.release(request.lease)
+            if request.prefetch and not again:
+                self.cache.cancel(request.prefetch)
+        request.lease, request.snapshots, request.outrun = None, [], set()
+        if not again:
+            self.requests.remove(request)
+
+    def step(self, lane: str, first: int = 0, count: int = 1, fault: str = "") -> None:
+        """A lane moves some of its queue."""
+        queue = self.lanes[lane]
+        if not queue.queue:
+            return
+        self.happened[f"{lane} {fault or 'lands'}"] += 1
+        self.media.failing, self.store.fault = bool(fault), fault
+        queue.step(first % len(queue.queue), count)
+        self.media.failing, self.store.fault = False, ""
+
+    def tick(self) -> None:
+        self.cache.tick()
+
+    def evict(self, tier: int, g: int, count: int) -> None:
+        """Drop some pages."""
+        self.happened["evicted"] += len(self.inside.evict(tier, g, count))
+
+    def empty(self, tier: int) -> None:
+        """What an operator may ask for: all that is not in use goes."""
+        self.happened["evicted"] += self.cache.evict(TIERS[tier])
+
+    def lose(self, index: int) -> None:
+        """A record goes from storage behind the cache's back."""
+        if records := self.store.records:
+            key = next(islice(records, index % len(records), None))
+            del records[key]
+            self.lost.add(key)
+
+    def outage(self, on: bool) -> None:
+        self.switch.open = on
+
+    # --- what always holds
+
+    def check(self) -> None:
+        """Everything there is to check, in this state."""
+        self.cache.check()
+        assert not self.cache.counts["invariant_errors_total"], "bookkeeping went wrong"
+        self._check_owners()
+        self._check_bytes()
+        self._check_storage()
+        self._check_tickets()
+        for request in self.requests:
+            if request.lease and (request.lease.ready or request.computed is not None):
+                self._check_lease(request)
+
+    def _check_path(self, request: Request) -> None:
+        path = request.lease.path
+        right = np.array_equal(self.inside.keys[path], request.keys[: len(path)])
+        assert right, "a path of another prompt's pages"
+
+    def _check_owners(self) -> None:
+        """Each slot has one owner: a page, or a request whose own it is."""
+        leases = [request.lease for request in self.requests if request.lease]
+        for tier, sizes in enumerate((self.device, self.host)):
+            for g in self.groups:
+                slots = [self._rows(tier, g)]
+                slots += [self.inside.own(lease, g) for lease in leases if tier == 0]
+                owners = np.bincount(np.concatenate(slots), minlength=sizes[g])
+                assert len(owners) <= sizes[g], "a slot that there is not"
+                if owners.size and owners.max() > 1:
+                    raise AssertionError(f"{self._who(tier, g, int(owners.argmax()))} share a slot")
+
+    def _who(self, tier: int, g: int, slot: int) -> list[str]:
+        """All owners of a slot, for people."""
+        inside = self.inside
+        rows = (inside.state[tier, g] != ABSENT) & (inside.slot[tier, g] == slot)
+        found = [self.said(int(name) + g) for name in names(inside.keys[rows])]
+        leases = [request for request in self.requests if tier == 0 and request.lease]
+        own = [r.serial for r in leases if slot in inside.own(r.lease, g)]
+        return found + [f"request {serial}" for serial in own]
+
+    def said(self, value: int) -> str:
+        """What a slot holds, for people."""
+        if value == JUNK:
+            return "junk"
+        if value < 0:
+            return f"request {-value >> 20} running at token {-value & (1 << 20) - 1}"
+        return f"{self.schema.groups[value % GROUPS].name} of {self.page(value - value % GROUPS)}"
+
+    def page(self, name: int) -> str:
+        """A page, for people."""
+        return f"page {name:#x}"
+
+    def _check_bytes(self) -> None:
+        """Where a page's bytes are said to be, there they are."""
+        inside = self.inside
+        tier, g, page = live = (inside.state == LIVE).nonzero()
+        self._compare(self.media.tiers[tier, g, inside.slot[live]], names(inside.keys)[page] + g)
+
+    def _compare(self, found: np.ndarray, want: np.ndarray) -> None:
+        if (found != want).any():
+            at = (found != want).argmax()
+            wrong, right = self.said(int(found[at])), self.said(int(want[at]))
+            raise AssertionError(f"wrong bytes: {wrong}, not {right}")
+
+    def _check_storage(self) -> None:
+        """What was written since the last look; what is written does not change."""
+        for key, value in self.store.written:
+            right = int(names(np.frombuffer(key.page, np.uint8))) + self.prints[key.group]
+            assert value == right, f"wrong bytes in storage: {self.said(value)}"
+        self.store.written.clear()
+
+    def _check_tickets(self) -> None:
+        """A ticket owns where it writes, and nothing is read twice at once."""
+        inside, reading = self.inside, Counter()
+        for kind, move in inside.moves():
+            tier = 0 if kind == "load" else 1
+            if len(move.target):
+                rows = inside.slot[tier, move.group, move.pages]
+                assert (rows == move.target).all(), "somebody else got a ticket's slot"
+            if kind == "read":
+                alive = ~inside.dying[move.pages]
+                reading.update(key for key, ok in zip(move.keys, alive, strict=True) if ok)
+        assert max(reading.values(), default=0) <= 1, "a record is read twice at once"
+
+    def _check_lease(self, request: Request) -> None:
+        """What the next step reads is there, and is right."""
+        lease = request.lease
+        pages = lease.pages if request.computed is None else request.computed // self.size
+        if request.computed is None:
+            assert sum(lease.explanation.tokens.values()) == lease.pages * self.size
+        for g, grp in enumerate(self.schema.groups):
+            slots, valid, pool = lease.slots(grp.name), lease.valid_from(grp.name), self.media.tiers
+            assert valid == 0 or (self.missing == "lenient" and not grp.required)
+            assert valid <= lease.pages
+            if grp.working and request.computed is not None:  # it has read its snapshot
+                running = pool[0, g][lease.working(grp.name)]
+                assert (running == request.running).all(), f"state is lost: {running}"
+                continue
+            first = 0 if grp.tail is None else max(0, pages - grp.tail)
+            first = max(first, valid)
+            assert len(slots) >= pages
+            assert (slots[first:pages] >= 0).all(), f"a running request lost a page of {grp.name}"
+            self._compare(pool[0, g][slots[first:pages]], request.truth[first:pages] + g)
+
+    # --- the end
+
+    def settle(self) -> None:
+        """Everything under way lands."""
+        for _ in range(1000):
+            self.tick()
+            if not self.inside.busy:
+                return  # what waits in line now, waits for requests
+            for lane in self.lanes:
+                self.step(lane, 0, 99)
+        raise AssertionError("transfers never end")
+
+    def finish(self) -> None:
+        """All requests end, one by one; nothing is left behind, and the cache still serves."""
+        self.outage(False)
+        while self.requests:
+            self.settle()
+            waiting = [r.prefetch for r in self.requests if r.prefetch]
+            assert not waiting or any(self.cache.ready(p) for p in waiting), "all wait forever"
+            ready = [r for r in self.requests if not r.prefetch or self.cache.ready(r.prefetch)]
+            self.release(ready[0])
+            self.check()
+        self.settle()
+        self.check()
+        self._check_idle()
+        self._check_written()
+        self._check_serves()
+
+    def _check_idle(self) -> None:
+        inside, figures = self.inside, self.cache.figures()
+        assert self.cache.idle, "something is still under way"
+        assert not inside.holds.any(), "a hold is left"
+        assert not inside.pins.any(), "a pin is left"
+        assert inside.pages == sum(len(ids) for *_, ids in inside.runs()), "a page is left"
+        for tier, sizes in enumerate((self.device, self.host)):
+            for g, grp in enumerate(self.schema.groups):
+                free = figures[f"free_slots{{tier={TIERS[tier]},group={grp.name}}}"]
+                assert free == sizes[g] - len(self._rows(tier, g)), "a private slot is left"
+
+    def _check_written(self) -> None:
+        """What memory has, storage has, but for what was lost and what was counted."""
+        inside, missing = self.inside, 0
+        pages = np.concatenate([np.empty(0, np.intp), *(ids for *_, ids in inside.runs())])
+        keys = [key.tobytes() for key in inside.keys[pages.astype(np.intp)]]
+        for fingerprint, g in self.prints.items():
+            kept = inside.state[:, g, pages.astype(np.intp)].any(axis=0) & bool(self.host[g])
+            wanted = {Key(fingerprint, keys[i]) for i in np.flatnonzero(kept)}
+            missing += len(wanted - self.lost - self.store.records.keys())
+        counts = self.cache.counts
+        assert missing <= counts["unsaved_pages_total"] + counts["unwritten_pages_total"]
+
+    def _check_serves(self) -> None:
+        sizes = zip(self.schema.groups, self.device, strict=True)
+        pages = min((size for grp, size in sizes if not grp.working), default=1)
+        last = self.arrive([1, 1, 0, 0] * pages * (self.size // 2), "last")
+        last.tokens = last.tokens[: pages * self.size]
+        self.settle()
+        assert self.cache.ready(last.prefetch), "a prefetch waits for nobody"
+        assert self.admit(last, chunk=pages * self.size), "an idle cache has no room"
+        self.release(last)
+        self.check()
