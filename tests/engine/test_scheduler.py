@@ -107,7 +107,7 @@ def test_a_long_prompt_does_not_stall_decoding(tiny: Pair) -> None:
 
 
 def test_prompts_under_way_count_in_full(tiny: Pair) -> None:
-    """Nobody is let in on room that the chunks of an earlier prompt are yet to take."""
+    """Admission does not promise slots that a running prompt's later chunks will need."""
     with Rig(tiny, draft=False, device_tokens=1200, chunked_prefill_size=64) as rig:
         rig.run(*[rig.send(prompt(300, i), 16) for i in range(12)])
         assert rig.figure("preemptions_total") == 0

@@ -79,7 +79,10 @@ class EngineClient:
                         self._link.send(Abort(name))
 
     async def evict(self, tier: str) -> int:
-        """Evict every unpinned page from ``"device"`` or ``"host"``; return how many there were."""
+        """Evict every unpinned page from ``"device"`` or ``"host"``.
+
+        Returns the number of evicted pages; a page counts once for each group that it loses.
+        """
         return (await self._ask(Evict(_new_id(), tier), Done)).count
 
     async def figures(self) -> dict[str, float]:

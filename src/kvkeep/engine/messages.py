@@ -123,7 +123,7 @@ class Done(msgspec.Struct, frozen=True, tag=True):
     """An administrative request has completed."""
 
     id: str
-    count: int = 0  # pages evicted
+    count: int = 0  # evicted pages; a page counts once for each group
 
 
 class Figures(msgspec.Struct, frozen=True, tag=True):
