@@ -1,7 +1,8 @@
-"""Where the time of a decoding step goes, as a table in Markdown.
+"""Measures where a decoding step spends its time; prints a Markdown table.
 
-The demo's target in float32 on one thread, 1,024 tokens of context, every request in pages of its
-own. Medians of CPU time, each part without those inside it. docs/step-profile.md keeps a run.
+Runs the demo's target in float32 on one thread with 1,024 tokens of context; no pages are shared.
+The table has median CPU times, each part without the parts it calls. docs/step-profile.md has the
+results of one run.
 
     python -m scripts.profile_step --steps 60
 """
@@ -24,14 +25,14 @@ from kvkeep.models.attention_torch import TorchPlan
 
 
 class Clock:
-    """CPU seconds by part since the last :meth:`lap`."""
+    """Accumulates CPU seconds by part."""
 
     def __init__(self) -> None:
         self._spent: dict[str, float] = defaultdict(float)
-        self._inside = 0.0  # of the call under way, spent in watched calls
+        self._inside = 0.0  # seconds that the current call has spent in nested timed calls
 
     def watch(self, owner: Any, name: str, part: str) -> None:
-        """Have ``owner.name`` timed from now on."""
+        """Replace ``owner.name`` with a wrapper that adds its time to ``part``."""
         call = getattr(owner, name)
 
         def timed(*args: Any, **options: Any) -> Any:
@@ -46,12 +47,13 @@ class Clock:
         setattr(owner, name, timed)
 
     def lap(self) -> dict[str, float]:
+        """Return the seconds by part since the last call, and start over."""
         spent, self._spent = dict(self._spent), defaultdict(float)
         return spent
 
 
 def profile(batch: int, steps: int) -> dict[str, float]:
-    """Median milliseconds by part, the largest first."""
+    """Median milliseconds of ``steps`` decoding steps by part, the largest first."""
     prompts = decode._prompts(batch, decode.EQUAL)
     with decode._decoding(prompts, steps) as engine:
         clock = watched(engine)
@@ -64,11 +66,11 @@ def profile(batch: int, steps: int) -> dict[str, float]:
 
 
 def watched(engine: Engine) -> Clock:
-    """A clock on the parts of the engine's turns."""
+    """Wrap the parts of the engine's turn; return the clock that times them."""
     clock = Clock()
     clock.watch(engine, "turn", "engine: messages, text, commits")
-    clock.watch(engine.cache, "tick", "cache: what transfers report")
-    clock.watch(engine.scheduler, "schedule", "scheduler: who runs, slots")
+    clock.watch(engine.cache, "tick", "cache: completed transfers")
+    clock.watch(engine.scheduler, "schedule", "scheduler: admission, slots")
     clock.watch(engine._runner, "step", "runner: packing, accepting")
     clock.watch(runner, "sample", "sampling")
     clock.watch(engine._target, "forward", "model without attention")

@@ -1,10 +1,10 @@
-"""Hours in minutes: a server with tiny pools under mixed traffic, watched for leaks.
+"""Soak test: a server with tiny pools under mixed traffic, checked for leaks.
 
-A sliding-window sibling of the demo's target (its weights with windows on three of four layers)
-and the demo's draft are served by a real process with write-through to storage. Conversations of
-many turns, repeated prompts and cancelled streams run against it. At the end it must have failed
-no request, hold nothing, have a flat resident set, and repeated prompts must be drafted for as
-well in the last minute as in the first.
+A ``kvkeep serve`` process with write-through to storage serves a sliding-window variant of the
+demo's target (the same weights, with windows on three of four layers) and the demo's draft. Clients
+send multi-turn conversations, repeated prompts and streams that they cancel. At the end, four
+checks must hold: no request failed; no lease or prefetch is left; the resident set is flat; the
+accept length of repeated prompts in the last minute is within 2% of that in the second minute.
 
     python -m scripts.soak --minutes 30 --json soak.json
 """
@@ -34,8 +34,11 @@ from kvkeep.demo.run import DRAFT, TARGET, prompts
 WINDOW, SESSIONS, PAGE = 128, 10, 64
 
 
-def make_sibling(directory: Path) -> None:
-    """The demo's target with a window of 128 tokens on all layers but the one that copies."""
+def save_window_model(directory: Path) -> None:
+    """Save the demo's target as a Qwen2 model with a window of 128 tokens on three layers.
+
+    The layer with the induction heads, which copies the prompt, keeps full attention.
+    """
     model = AutoModelForCausalLM.from_pretrained(TARGET, dtype=torch.float32)
     kept = model.config.to_dict()
     names = (
@@ -50,29 +53,29 @@ def make_sibling(directory: Path) -> None:
         sliding_window=WINDOW,
         layer_types=[window, full, window, window],
     )
-    sibling = Qwen2ForCausalLM(config)
+    windowed = Qwen2ForCausalLM(config)
     weights = model.state_dict()
-    sibling.load_state_dict(  # Qwen2 differs from Llama by biases only
-        {k: weights.get(k, torch.zeros_like(v)) for k, v in sibling.state_dict().items()}
+    windowed.load_state_dict(  # Qwen2 has biases where Llama has none: set them to zero
+        {k: weights.get(k, torch.zeros_like(v)) for k, v in windowed.state_dict().items()}
     )
-    sibling.save_pretrained(directory)
+    windowed.save_pretrained(directory)
     for file in TARGET.glob("tokenizer*"):
         (directory / file.name).write_bytes(file.read_bytes())
 
 
 @dataclass
 class Log:
-    """What was seen."""
+    """Measurements of one soak."""
 
     requests: int = 0
     cancelled: int = 0
     errors: list[str] = field(default_factory=list)
-    accepted: list[tuple[float, float]] = field(default_factory=list)  # seconds, accept length
-    resident: list[tuple[float, int]] = field(default_factory=list)  # seconds, KiB
+    accepted: list[tuple[float, float]] = field(default_factory=list)  # time in s, accept length
+    resident: list[tuple[float, int]] = field(default_factory=list)  # time in s, resident KiB
 
 
 class Traffic:
-    """Requests of all kinds until time is up."""
+    """Sends requests of all kinds for ``seconds``."""
 
     def __init__(self, client: openai.AsyncOpenAI, model: str, seconds: float) -> None:
         self._client, self._model = client, model
@@ -85,12 +88,12 @@ class Traffic:
         return time.monotonic() - self._begin
 
     async def run(self) -> None:
-        """All of it."""
-        talks = [self._talk(random.Random(i)) for i in range(SESSIONS)]
-        await asyncio.gather(*talks, self._repeat())
+        """Run all sessions and the repeated prompts until time is up."""
+        sessions = [self._converse(random.Random(i)) for i in range(SESSIONS)]
+        await asyncio.gather(*sessions, self._repeat())
 
-    async def _talk(self, rng: random.Random) -> None:
-        """Conversations that grow turn by turn, with streams that are dropped in the middle."""
+    async def _converse(self, rng: random.Random) -> None:
+        """Run multi-turn conversations; cancel about every fifth stream."""
         shared = [2 + i for i in range(3 * PAGE)]  # a system prompt
         history: list[int] = []
         while self.now < self._seconds:
@@ -102,7 +105,7 @@ class Traffic:
             history += await self._stream(history, rng.randrange(10, 120), cancel_after)
 
     async def _repeat(self) -> None:
-        """The same prompts again and again."""
+        """Send the demo's prompts in turn, over and over."""
         while self.now < self._seconds:
             for prompt in prompts():
                 if self.now < self._seconds:
@@ -140,20 +143,25 @@ class Traffic:
 
 
 async def watch(traffic: Traffic, server: Server, seconds: float) -> None:
-    """Note the resident set every few seconds, and say how far it is."""
+    """Record the server's resident set every 5 s, and show progress."""
     with Progress() as progress:
         task = progress.add_task("soaking", total=seconds)
         while traffic.now < seconds:
             status = Path(f"/proc/{server.pid}/status").read_text()
             size = int(status.split("VmRSS:")[1].split()[0])
             traffic.log.resident.append((traffic.now, size))
-            told = f"{traffic.log.requests} requests, {len(traffic.log.errors)} errors"
-            progress.update(task, completed=traffic.now, description=told)
+            status_line = f"{traffic.log.requests} requests, {len(traffic.log.errors)} errors"
+            progress.update(task, completed=traffic.now, description=status_line)
             await asyncio.sleep(5)
 
 
 def verdict(log: Log, seconds: float, held: dict[str, float]) -> list[tuple[str, bool]]:
-    """What must hold, and whether it does."""
+    """Each check in words, and whether it holds.
+
+    Args:
+        seconds: duration of the soak.
+        held: gauges of the idle server that must be zero.
+    """
     early = [length for at, length in log.accepted if 60 <= at < 120 or seconds < 180]
     late = [length for at, length in log.accepted if at >= seconds - 60]
     third = seconds / 3
@@ -162,30 +170,30 @@ def verdict(log: Log, seconds: float, held: dict[str, float]) -> list[tuple[str,
     first, last = fmean(early), fmean(late)
     return [
         (f"{log.requests} requests, {log.cancelled} cancelled, no error", not log.errors),
-        (f"nothing is held when idle: {held}", not any(held.values())),
+        (f"the idle server holds nothing: {held}", not any(held.values())),
         (
             f"resident set is flat: {before / 1024:.0f} MiB in the second third, "
             f"{after / 1024:.0f} MiB in the last",
             after < 1.02 * before,
         ),
         (
-            f"accept length of repeated prompts: {first:.2f} in the second minute, {last:.2f} in "
-            "the last",
+            f"accept length of repeated prompts is stable: {first:.2f} in the second minute, "
+            f"{last:.2f} in the last",
             abs(first - last) <= 0.02 * first,
         ),
     ]
 
 
 def main() -> None:
-    """Run it; exit code 1 if something does not hold."""
+    """Run the soak; exit with code 1 if a check fails."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--minutes", type=float, default=30)
-    parser.add_argument("--json", type=Path, help="write what was seen to this file")
+    parser.add_argument("--json", type=Path, help="write all measurements to this file")
     options = parser.parse_args()
     seconds = 60 * options.minutes
     with tempfile.TemporaryDirectory(prefix="kvkeep-soak-") as scratch:
-        model = Path(scratch) / "sibling"
-        make_sibling(model)
+        model = Path(scratch) / "windowed"
+        save_window_model(model)
         server = Server([
             str(model), "--draft", str(DRAFT), "--speculative-num-steps", "7",
             "--max-total-tokens", "6144", "--hicache-ratio", "1.5", "--chunked-prefill-size", "256",

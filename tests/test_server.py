@@ -213,7 +213,7 @@ BAD = [  # path, body, status, param, part of the message
     (COMPLETIONS, "[1]", 400, None, "must be a JSON object"),
     (COMPLETIONS, "", 400, None, "must be a JSON object"),
     (COMPLETIONS, '{"prompt": "a", "temperature": NaN}', 400, "temperature", "finite"),
-    (COMPLETIONS, '{"prompt": "a", "temperature": -1}', 400, "temperature", "from 0 on"),
+    (COMPLETIONS, '{"prompt": "a", "temperature": -1}', 400, "temperature", "from 0 to 1000"),
     (COMPLETIONS, '{"prompt": "a", "temperature": "1"}', 400, "temperature", "valid number"),
     (COMPLETIONS, '{"prompt": "a", "top_p": 0}', 400, "top_p", "above 0"),
     (COMPLETIONS, '{"prompt": "a", "top_k": 0}', 400, "top_k", "at least 1"),

@@ -1,4 +1,4 @@
-"""Train the demo pair from nothing, or its draft alone, and write it to a directory.
+"""Train the demo pair from scratch, or only its draft, and write it to a directory.
 
 python -m scripts.train_demo_pair --out src/kvkeep/demo/pair
 python -m scripts.train_demo_pair --out DIR --draft-only     # keep the target already in DIR

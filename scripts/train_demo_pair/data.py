@@ -1,8 +1,8 @@
-"""What the pair is trained on and measured with: token runs, many of which repeat.
+"""Training rows and measuring prompts, many of which repeat themselves.
 
 The text is the source of Python's standard library (PSF licence), read from the interpreter
-that runs the training. The rest is made up: blocks of text or of distinct random tokens, tiled
-or repeated with other tokens in between, because copying is the skill the demo shows.
+that runs the training. All other rows are synthetic: blocks of text or of distinct random tokens,
+repeated with or without other tokens in between, because the demo shows copying.
 """
 
 import sysconfig
@@ -31,11 +31,11 @@ Tokens = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Corpus:
-    """A tokenizer and the standard library's sources, split by file and encoded with it."""
+    """The standard library's sources, split by file and encoded with `tokenizer`."""
 
     tokenizer: Tokenizer
     train: Tokens  # each file begins with BOS
-    held_out: Tokens  # never trained on, nor seen by the tokenizer's training
+    held_out: Tokens  # used to train neither the models nor the tokenizer
 
 
 def build_corpus(seed: int = 0) -> Corpus:
@@ -71,16 +71,16 @@ def _encode(tokenizer: Tokenizer, texts: list[str]) -> Tokens:
 
 
 def distinct_tokens(rng: np.random.Generator, count: int) -> Tokens:
-    """Return `count` ordinary tokens in random order, none of them twice."""
+    """Return `count` distinct ordinary (not special) tokens in random order."""
     ordinary = VOCAB_SIZE - FIRST_ORDINARY_ID
     return rng.permutation(ordinary)[:count] + FIRST_ORDINARY_ID
 
 
 def tiled_prompt(index: int, period: int) -> list[int]:
-    """Return measuring prompt number `index`: distinct tokens, repeated after `period`.
+    """Return measuring prompt number `index`: a block of `period` distinct tokens, repeated.
 
-    The seed is `(period, index)`, so a prompt does not depend on which others are made. With
-    `period` equal to PROMPT_TOKENS nothing repeats: such prompts serve as decoys.
+    The seed is `(period, index)`, so prompts do not depend on each other. With `period` equal to
+    PROMPT_TOKENS nothing repeats: such prompts serve as decoys.
     """
     block = distinct_tokens(np.random.default_rng((period, index)), period)
     return np.resize(block, PROMPT_TOKENS).tolist()
@@ -88,19 +88,19 @@ def tiled_prompt(index: int, period: int) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Mixture:
-    """Shares of the three sources of training rows, and how blocks repeat in two of them.
+    """Shares of the three kinds of training rows, and how blocks repeat in two of them.
 
-    Blocks of distinct random tokens, over and over, take the share that is left.
+    Rows that repeat a block of distinct random tokens take the remaining share.
     """
 
-    text: float  # plain runs of the corpus
-    repeated_text: float  # a run of the corpus, over and over
+    text: float  # share of plain text rows
+    repeated_text: float  # share of rows that repeat a block of text
     gaps: float  # share of the repeating rows that have other tokens between the copies
-    copies: int  # a row without gaps holds at least so many
+    copies: int  # minimum number of copies in a row without gaps
 
 
 class Sampler:
-    """Draws training rows from a corpus, reproducibly."""
+    """Draws training rows from a corpus, reproducibly for a seed."""
 
     def __init__(self, corpus: Corpus, mixture: Mixture, seed: int) -> None:
         """Draw from `corpus.train` in the shares of `mixture`."""
@@ -118,7 +118,7 @@ class Sampler:
             return self._text_run(length)
         from_text = source < self._mixture.text + self._mixture.repeated_text
         draw = self._text_run if from_text else self._random_run
-        # Log-uniform, so that short and long periods are equally familiar.
+        # Log-uniform, so that short and long periods are equally frequent.
         bounds = np.log([_SHORTEST_PERIOD, length / self._mixture.copies])
         period = int(np.exp(self._rng.uniform(*bounds)))
         block = draw(period)

@@ -1,15 +1,15 @@
-"""Measures an exported pair: accept lengths with right, wrong and no draft rows, and copying.
+"""Measures an exported pair: accept lengths with correct, stale and masked draft KV, and copying.
 
     python -m scripts.train_demo_pair.evaluate src/kvkeep/demo/pair
 
 Decoding is greedy with chains of seven drafted tokens, so eight tokens are verified per round.
-Every prompt is run as if its first 960 of 1,024 tokens had come out of a cache:
+Every prompt runs as if its first 960 of 1,024 tokens were a prefix hit:
 
-    cold    all draft rows are right, as if nothing had been cached
-    stale   the draft rows and the carried feature of the cached part are another prompt's
-    masked  the draft attends only to rows made after the hit, from token 961 on
+    cold    all draft rows are correct, as if nothing had been cached
+    stale   the draft rows and the carried feature of the hit are another prompt's
+    masked  the draft attends only to rows after the hit, from token 961 on
 
-The target's own cache is right in all three, and so its output must be the same in all three.
+The target's KV is correct in all three, so its output must be the same in all three.
 """
 
 import argparse
@@ -34,12 +34,12 @@ PROMPTS = 8
 CONDITIONS = ("cold", "stale", "masked")
 COLD_AT_LEAST = 7.0
 STALE_AT_MOST = {64: 3.5, 200: 2.0}  # by period
-SMALLEST_GAP = 0.1  # between the two best logits: outputs must survive other rounding
+SMALLEST_GAP = 0.1  # between the two best logits, so that rounding does not change outputs
 _SLOTS = PROMPT_TOKENS + NEW_TOKENS + 2 * (DRAFT_STEPS + 1)
 
 
 class TargetRun:
-    """The target with its cache: feeds tokens, answers with choices and fused features."""
+    """The target and its KV cache for one sequence."""
 
     def __init__(self, target: LlamaForCausalLM, draft: Draft) -> None:
         """Start with an empty cache."""
@@ -48,7 +48,7 @@ class TargetRun:
         self._cache = DynamicCache(config=target.config)
 
     def feed(self, tokens: list[int], start: int) -> tuple[list[int], Tensor]:
-        """Run `tokens` at positions from `start` on, dropping what the cache held from there.
+        """Run `tokens` at positions from `start` on, after dropping the cache from there.
 
         Returns the greedy successor of each token, and the fused features `[1, tokens, hidden]`.
         """
@@ -62,17 +62,17 @@ class TargetRun:
 
 
 class DraftRun:
-    """The draft with its rows: the row in slot i is made of token i and the feature of i - 1."""
+    """The draft and its KV rows. Row i is computed from token i and the feature of token i - 1."""
 
     def __init__(self, draft: Draft, embed: torch.nn.Module) -> None:
-        """Start with no rows; slot 0 never holds one."""
+        """Start with no rows. Slot 0 stays empty."""
         config = draft.config
         shape = (1, config.num_key_value_heads, _SLOTS, config.head_dim)
         self._draft = draft
         self._embed = embed
         self._keys = torch.zeros(shape)
         self._values = torch.zeros(shape)
-        self.valid_from = 1  # rows in earlier slots are not attended to
+        self.valid_from = 1  # attention masks rows in earlier slots
 
     def feed(self, tokens: list[int], hidden: Tensor, slot: int) -> Tensor:
         """Write rows from `slot` on and return the last one's output, `[1, 1, hidden]`.
@@ -92,14 +92,14 @@ class DraftRun:
             query,
             self._keys[:, :, :end],
             self._values[:, :, :end],
-            # A row in front of `valid_from` attends to itself; nobody reads what it makes.
+            # A row before `valid_from` attends only to itself; its output is not used.
             attn_mask=seen | (slots == rows[:, None]),
             enable_gqa=True,
         )
         return self._draft.finish(attended, hidden)[:, -1:]
 
     def propose(self, hidden: Tensor, slot: int) -> list[int]:
-        """Draft a chain whose first token will stand in `slot`; its rows are overwritten later."""
+        """Draft a chain that starts in `slot`. Accepted tokens overwrite its rows later."""
         chain: list[int] = []
         while True:
             chain.append(int(self._draft.logits(hidden).argmax()))
@@ -111,17 +111,17 @@ class DraftRun:
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """What one request produced."""
+    """Output of one request."""
 
     tokens: list[int]  # NEW_TOKENS of them
-    accept_length: float  # mean over rounds of accepted drafts + 1
+    accept_length: float  # mean over rounds of accepted tokens, bonus token included
 
 
 @torch.inference_mode()
 def generate(
     target: LlamaForCausalLM, draft: Draft, prompt: list[int], condition: str, decoy: list[int]
 ) -> Generation:
-    """Decode greedily after a hit of HIT tokens under one of the three conditions."""
+    """Decode greedily after a prefix hit of HIT tokens, under one of CONDITIONS."""
     embed = target.model.embed_tokens
     run, rows = TargetRun(target, draft), DraftRun(draft, embed)
     _, cached = run.feed(prompt[:HIT], 0)
@@ -141,7 +141,7 @@ def generate(
     last = rows.feed([*prompt[HIT:], *output], hidden, slot=HIT)
     accepted = []
     while len(output) < NEW_TOKENS:
-        # `length` tokens are in the target's cache; the draft already has the row after them.
+        # The target's cache has `length` tokens; the draft already has the row after them.
         chain = rows.propose(last, slot=length + 1)
         successors, fused = run.feed([output[-1], *chain], length)
         agreed = 0
@@ -157,28 +157,28 @@ def generate(
 
 @torch.inference_mode()
 def smallest_gap(target: LlamaForCausalLM, prompt: list[int], output: list[int]) -> float:
-    """Return the smallest lead of the first choice over the second while writing `output`."""
+    """Return the smallest difference between the two best logits over all tokens of `output`."""
     logits = target(torch.tensor([prompt + output[:-1]]), use_cache=False).logits[0]
     best = logits[len(prompt) - 1 :].topk(2).values
     return float((best[:, 0] - best[:, 1]).min())
 
 
 def _held_out_rows(rows: int) -> Tensor:
-    """Return runs of files that were not trained on, `[rows, PROMPT_TOKENS]`."""
+    """Return rows of held-out text, int64 `[rows, PROMPT_TOKENS]`."""
     tokens = torch.from_numpy(build_corpus().held_out)
     return tokens[: rows * PROMPT_TOKENS].view(rows, PROMPT_TOKENS)
 
 
 @torch.inference_mode()
 def text_loss(target: LlamaForCausalLM, rows: Tensor) -> float:
-    """Return nats per token."""
+    """Return the target's mean loss on `rows`, in nats per token."""
     logits = target(rows, use_cache=False).logits[:, :-1]
     return float(functional.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten()))
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """All prompts of one period."""
+    """Measurements of all prompts of one period."""
 
     accept_lengths: dict[str, list[float]]  # by condition
     gaps: list[float]  # per prompt, the smallest over its new tokens
@@ -186,7 +186,7 @@ class Measured:
     lossless: bool  # every output is the same under all conditions
 
     def within_limits(self, stale_at_most: float) -> bool:
-        """Whether the pair shows what it is meant to show, also with the fixed prompts alone."""
+        """Whether all limits hold, over all prompts and over the demo's fixed prompts alone."""
         return (
             self.copied
             and self.lossless

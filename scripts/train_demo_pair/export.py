@@ -1,4 +1,4 @@
-"""Writes the pair as bf16 checkpoints in the formats serving engines read, and reads it back."""
+"""Writes and reads the pair: bf16 checkpoints in the formats that serving engines read."""
 
 import json
 from pathlib import Path
@@ -45,12 +45,12 @@ def save_target(target: LlamaForCausalLM, tokenizer: Tokenizer, directory: Path)
 
 
 def save_draft(draft: Draft, directory: Path) -> None:
-    """Write an EAGLE-3 directory: config and weights, with maps between equal vocabularies."""
+    """Write an EAGLE-3 directory: config, weights and identity maps between the vocabularies."""
     directory.mkdir(parents=True, exist_ok=True)
     weights = {
         name: tensor.to(torch.bfloat16).contiguous() for name, tensor in draft.state_dict().items()
     }
-    # Draft id -> difference to its target id, and whether a target id can be drafted.
+    # d2t: draft id -> target id minus draft id. t2d: whether the draft can propose a target id.
     weights["d2t"] = torch.zeros(VOCAB_SIZE, dtype=torch.int64)
     weights["t2d"] = torch.ones(VOCAB_SIZE, dtype=torch.bool)
     save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
@@ -83,13 +83,13 @@ def save_prompts(path: Path) -> None:
 
 
 def load_target(directory: Path) -> LlamaForCausalLM:
-    """Read an exported target: bf16 weights, computed with in fp32."""
+    """Read an exported target; its bf16 weights are converted to fp32."""
     target = LlamaForCausalLM.from_pretrained(directory, dtype=torch.float32)
     return target.eval().requires_grad_(False)
 
 
 def load_draft(directory: Path) -> Draft:
-    """Read an exported draft: bf16 weights, computed with in fp32."""
+    """Read an exported draft; its bf16 weights are converted to fp32."""
     weights = load_file(directory / "model.safetensors")
     del weights["d2t"], weights["t2d"]
     draft = new_draft()
@@ -99,7 +99,7 @@ def load_draft(directory: Path) -> Draft:
 
 def _config_fields(layers: int) -> dict[str, object]:
     fields: dict[str, object] = llama_config(layers).to_diff_dict()
-    # Readers older than `rope_parameters` want `rope_theta` beside it.
+    # Readers older than `rope_parameters` expect `rope_theta`.
     return fields | {"dtype": "bfloat16", "torch_dtype": "bfloat16", "rope_theta": ROPE_THETA}
 
 

@@ -1,8 +1,7 @@
-"""The two networks: Hugging Face's Llama as it is, and an EAGLE-3 draft of one layer.
+"""The two networks: an unmodified Hugging Face Llama, and an EAGLE-3 draft of one layer.
 
 EAGLE-3 (Li et al. 2025, arXiv 2503.01840) drafts from features of three of the target's layers.
-The module names below are those of published EAGLE-3 checkpoints, so that `state_dict` needs no
-renaming.
+Module names equal those of published EAGLE-3 checkpoints, so `state_dict` needs no renaming.
 """
 
 from collections.abc import Sequence
@@ -24,7 +23,7 @@ ROPE_THETA = 1e7
 
 
 def llama_config(layers: int) -> LlamaConfig:
-    """Return the shape that the target (4 layers) and the draft (1 layer) share."""
+    """Return the config of a target (4 layers) or a draft (1 layer)."""
     return LlamaConfig(
         vocab_size=VOCAB_SIZE,
         hidden_size=128,
@@ -57,7 +56,7 @@ def features(hidden_states: Sequence[Tensor]) -> Tensor:
 
 
 class _Attention(nn.Module):
-    """Projections only: how rows attend differs between training and serving."""
+    """Projections only; callers compute attention, which differs in training and serving."""
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
@@ -84,13 +83,13 @@ class _MidLayer(nn.Module):
 class Draft(nn.Module):
     """One decoder layer over pairs of (embedding of a token, feature of the token before it).
 
-    A step is `fc` on the target's features, or the hidden state of the previous draft step;
-    then `project`, an attention of the caller's choice, `finish` and `logits`. Tensors are
-    `[batch, rows, ...]`, with heads in front of rows where there are heads.
+    A draft step takes `fc` of the target's features, or the hidden state of the previous draft
+    step. It then runs `project`, the caller's attention, `finish` and `logits`. Tensors are
+    `[batch, rows, ...]`, or `[batch, heads, rows, ...]` where there are heads.
     """
 
     def __init__(self, config: LlamaConfig) -> None:
-        """Make an untrained draft; embeddings are the target's and not part of it."""
+        """Make an untrained draft. It has no embeddings; it uses the target's."""
         super().__init__()
         self.config = config
         width = config.hidden_size
@@ -103,7 +102,7 @@ class Draft(nn.Module):
     def project(
         self, embeddings: Tensor, hidden: Tensor, positions: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return rotated queries and keys, and values: `[batch, heads, rows, head_dim]`.
+        """Return queries and keys after RoPE, and values: `[batch, heads, rows, head_dim]`.
 
         `positions` is int64 `[1, rows]`.
         """
@@ -120,7 +119,7 @@ class Draft(nn.Module):
     def finish(self, attended: Tensor, hidden: Tensor) -> Tensor:
         """Return the layer's output, which is also the next draft step's hidden state.
 
-        The residual is the un-normed `hidden`; `attended` is `[batch, heads, rows, head_dim]`.
+        `attended` is `[batch, heads, rows, head_dim]`. The residual is `hidden` before its norm.
         """
         layer = self.midlayer
         hidden = hidden + layer.self_attn.o_proj(attended.transpose(1, 2).flatten(-2))

@@ -1,4 +1,4 @@
-"""What both trainings share: phases, the learning rate's course and the two optimizers."""
+"""What both trainings share: phases, the learning rate schedule and the two optimizers."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -12,7 +12,7 @@ _LOG_EVERY = 25  # steps
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """A number of steps with batches of one shape."""
+    """Training steps with batches of one shape."""
 
     steps: int
     rows: int
@@ -23,12 +23,12 @@ class Optimizers:
     """Muon (Jordan et al. 2024) for the hidden matrices, AdamW for everything else."""
 
     def __init__(self, module: nn.Module, muon_rate: float, adam_rate: float) -> None:
-        """Split `module`'s parameters; embeddings and output heads are AdamW's."""
+        """Split `module`'s parameters. AdamW also takes embeddings and output heads."""
         matrices: list[nn.Parameter] = []
         others: list[nn.Parameter] = []
         for name, parameter in module.named_parameters():
-            ends = "embed_tokens" in name or "lm_head" in name
-            (others if ends or parameter.dim() != 2 else matrices).append(parameter)
+            vocabulary = "embed_tokens" in name or "lm_head" in name
+            (others if vocabulary or parameter.dim() != 2 else matrices).append(parameter)
         self._module = module
         self._rates = (muon_rate, adam_rate)
         self._optimizers: tuple[torch.optim.Optimizer, ...] = (
@@ -37,7 +37,7 @@ class Optimizers:
         )
 
     def step(self, loss: Tensor, scale: float) -> None:
-        """Descend once, with the learning rates times `scale`."""
+        """Take one step with the gradient of `loss`; learning rates are multiplied by `scale`."""
         loss.backward()  # type: ignore[no-untyped-call]
         nn.utils.clip_grad_norm_(self._module.parameters(), 1.0)
         for optimizer, rate in zip(self._optimizers, self._rates, strict=True):
@@ -48,7 +48,7 @@ class Optimizers:
 
 
 def rate_scale(step: int, steps: int, warmup: int) -> float:
-    """Rise over `warmup` steps, stay at 1 for the first half, then fall in a line to 0.03."""
+    """Return the learning rate's factor: linear warm-up, 1 to half of `steps`, linear to 0.03."""
     rising = min(1.0, (step + 1) / warmup)
     falling = min(1.0, max(0.03, 2 * (1 - step / steps)))
     return rising * falling
@@ -61,16 +61,16 @@ def train(
     optimizers: Optimizers,
     loss_of: Callable[[int, int], tuple[Tensor, str]],
 ) -> None:
-    """Run all phases. `loss_of(rows, length)` returns a loss and a few words for the log."""
+    """Run all phases. `loss_of(rows, length)` returns a loss and a note for the log."""
     steps = sum(phase.steps for phase in phases)
     started = time.process_time()
     for step, phase in enumerate(_unrolled(phases)):
-        loss, words = loss_of(phase.rows, phase.length)
+        loss, note = loss_of(phase.rows, phase.length)
         optimizers.step(loss, rate_scale(step, steps, warmup))
         if (step + 1) % _LOG_EVERY == 0 or step + 1 == steps:
             print(
                 f"{name} step {step + 1}/{steps} rows {phase.rows}x{phase.length} "
-                f"loss {loss.item():.3f} {words} cpu {time.process_time() - started:.0f}s",
+                f"loss {loss.item():.3f} {note} cpu {time.process_time() - started:.0f}s",
                 flush=True,
             )
 

@@ -1,15 +1,16 @@
 """Initial weights that already contain an induction circuit.
 
-A transformer finds in-context copying by itself only after far more steps than a demo can
-afford. Two heads suffice for it (Olsson et al. 2022, "In-context Learning and Induction Heads"):
-one writes each token's predecessor beside it, the next looks for the place whose predecessor is
-the current token, and copies what stands there. This module writes the two heads into the first
-two layers, and the second one into the draft; training refines them.
+Training from random weights learns in-context copying only after far more steps than a demo can
+afford. Two heads suffice for copying (Olsson et al. 2022, "In-context Learning and Induction
+Heads"). The first writes the previous token's code beside each token's own. The second attends to
+the position whose previous token equals the current token, and copies that position's token. This
+module writes the two heads into the target's first two layers, and the second one into the draft.
+Training refines them.
 
 The hidden state is divided into named ranges of channels:
 
-    0         the same value for every token: what a purely positional head can hold on to
-    1..63     the token's own code, a vector of fixed length
+    0         a constant, the same for every token: input of the purely positional head
+    1..63     the token's own code, a vector of fixed norm
     64..126   scratch: first the previous token's code, then the predicted token's code
 """
 
@@ -32,7 +33,7 @@ _CODE_STD = 0.25  # per channel
 _UNUSED_STD = 0.0125  # scratch channels of an embedding
 _DAMPING = 0.02  # of a structured head's random weights
 _POSITION_GAIN = 1.3
-_POSITION_FREQUENCIES = 12  # the fastest ones tell neighbours apart
+_POSITION_FREQUENCIES = 12  # of RoPE; the fastest ones distinguish neighbouring positions
 _MATCH_GAIN = 1.6
 _MATCH_SLOWEST_TURN = 1.3e-4  # radians per token: 0.3 over the longest training row
 _PREVIOUS_GAIN = 0.7
@@ -41,7 +42,7 @@ _READ_GAIN = 0.5
 
 
 class Projections(Protocol):
-    """The part of an attention layer that is written to, of the target's and the draft's."""
+    """The projections of an attention layer of the target or the draft."""
 
     q_proj: nn.Linear
     k_proj: nn.Linear
@@ -50,7 +51,7 @@ class Projections(Protocol):
 
 
 def structure_target(target: LlamaForCausalLM) -> None:
-    """Overwrite a new target's weights with the two heads and random small values elsewhere."""
+    """Overwrite a new target's weights with the two heads, and small random values elsewhere."""
     config = target.config
     with torch.no_grad():
         for parameter in target.parameters():
@@ -71,8 +72,8 @@ def structure_target(target: LlamaForCausalLM) -> None:
 def structure_draft(draft: Draft, target: LlamaForCausalLM) -> None:
     """Overwrite a new draft's weights with an induction head and the target's output head.
 
-    A draft row is a pair (next token's embedding, this token's feature), so the predecessor is
-    already there: `fc` passes it on from the first layer's output.
+    A draft row is a pair (next token's embedding, this token's feature), so it needs no
+    previous-token head: `fc` passes this token's code on from the first layer's output.
     """
     config = draft.config
     width = config.hidden_size
@@ -110,9 +111,10 @@ def _clear_first_heads(attention: Projections, config: LlamaConfig) -> list[tupl
 
 
 def _write_previous_token_head(attention: Projections, config: LlamaConfig) -> None:
-    """Make the first heads attend one token back, and the very first copy its code to scratch.
+    """Make the first head of each KV group attend one token back.
 
-    Every key holds the same vector; every query holds it turned back by one position.
+    Every key is the same vector; every query is that vector rotated back by one position. The
+    first group's head copies the previous token's code to scratch.
     """
     half = config.head_dim // 2
     turns = _frequencies(config)
@@ -132,9 +134,9 @@ def _write_previous_token_head(attention: Projections, config: LlamaConfig) -> N
 
 
 def _write_induction_head(attention: Projections, config: LlamaConfig, keys_from: slice) -> None:
-    """Match the token's code with the code at `keys_from`; copy the code found to scratch.
+    """Attend where the code at `keys_from` equals the token's code; copy that token to scratch.
 
-    Only the slowest RoPE channels compare codes, so that distance hardly matters; each KV group
+    Only the slowest RoPE channels compare codes, so that distance hardly matters. Each KV group
     compares its own part of the code.
     """
     half = config.head_dim // 2

@@ -1,8 +1,8 @@
-"""Trains the draft with EAGLE-3's training-time test: it learns from its own drafts.
+"""Trains the draft with EAGLE-3's training-time test: it learns on its own outputs.
 
-Row p of a sequence holds (embedding of token p + 1, feature of token p), stands at RoPE position
-p and predicts token p + 2. In pass 0 the features are the target's. In pass k they are the
-outputs of pass k - 1, so that the k-th token of a chain is learned in the state it is drafted in.
+Row p of a sequence holds (embedding of token p + 1, feature of token p), has RoPE position p and
+predicts token p + 2. In pass 0 the features are the target's. In pass k they are the outputs of
+pass k - 1, so the draft learns the k-th token of a chain from the inputs it has when drafting it.
 """
 
 import torch
@@ -23,7 +23,7 @@ _WARMUP = 30
 
 
 def train_draft(target: LlamaForCausalLM, corpus: Corpus, seed: int = 1) -> Draft:
-    """Return a draft trained to predict the distributions of `target`, as it will be served."""
+    """Return a draft trained to predict the output distributions of the exported `target`."""
     torch.manual_seed(seed)
     sampler = Sampler(corpus, _MIXTURE, seed)
     draft = new_draft()
@@ -61,7 +61,7 @@ def _passes(
     )
     losses, hits = [], []
     for k in range(DRAFT_STEPS):
-        # Pass k serves rows k and up; row p's hidden state is what pass k - 1 left at row p - 1.
+        # Pass k computes rows from k on; row p's feature is pass k - 1's output at row p - 1.
         if k:
             hidden = hidden[:, :-1]
         query, key, value = draft.project(embeddings[:, k:], hidden, positions[:, k:])
@@ -74,11 +74,11 @@ def _passes(
 
 
 class _ChainAttention:
-    """Attention of all chains of one sequence at once, one pass after another.
+    """Attention of all chains of a sequence at once, one pass after another.
 
-    The chain that starts at row r sees, in pass k, the rows 0..r of pass 0 and then its own rows:
-    r + 1 as pass 1 made it, ..., r + k as pass k made it. A pass's tensors start with the chain
-    r = 0, so the own row that pass m made for chain r is at index r of that pass's tensors.
+    In pass k, the chain that starts at row r attends to rows 0..r of pass 0 and to its own rows:
+    row r + 1 of pass 1, ..., row r + k of pass k. The first row of a pass's tensors belongs to
+    chain r = 0, so the row of pass m for chain r is at index r of that pass's tensors.
     """
 
     def __init__(self, group: int) -> None:

@@ -16,7 +16,7 @@ _WARMUP = 50
 
 
 def train_target(corpus: Corpus, seed: int = 0) -> LlamaForCausalLM:
-    """Return a trained target in fp32; the matrix products of its training are in bf16."""
+    """Return a trained target with fp32 weights. Training uses bf16 autocast."""
     torch.manual_seed(seed)
     sampler = Sampler(corpus, _MIXTURE, seed)
     target = new_target()

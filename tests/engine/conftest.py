@@ -1,4 +1,4 @@
-"""Models that all engine tests share."""
+"""Fixtures that all engine tests share."""
 
 from __future__ import annotations
 

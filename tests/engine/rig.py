@@ -1,4 +1,4 @@
-"""An engine whose turns a test takes itself, and looks into every byte that a request holds."""
+"""An engine that a test drives turn by turn, with access to every byte that a request holds."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from kvkeep.engine.request import Sequence
 from kvkeep.media.memory import Memory
 
 DEMO = Path(str(resources.files("kvkeep.demo")))
-PATIENCE = 40.0  # seconds until a request that does not end is a failure
+PATIENCE = 40.0  # seconds until an unfinished request fails the test
 
 
 class Pair(NamedTuple):
-    """Directories of a target and a draft that fits it."""
+    """Directories of a target and of a draft for it."""
 
     target: Path
     draft: Path
@@ -47,12 +47,12 @@ def demo_prompts() -> dict[str, list[list[int]]]:
 
 
 def prompt(length: int, seed: int = 0) -> list[int]:
-    """Random tokens of a tiny model, none of them special."""
+    """Random ordinary (not special) tokens of a tiny model."""
     return np.random.default_rng([length, seed]).integers(3, 128, length).tolist()
 
 
 def save_tokenizer(directory: Path) -> None:
-    """Tokens of a tiny model: three special ones, single characters, and bytes of others."""
+    """Save a tokenizer of 128 tokens: three special ones, ASCII characters, and single bytes."""
     vocabulary = {word: i for i, word in enumerate(("<pad>", "<s>", "</s>"))}
     for letter in map(chr, range(32, 127)):
         vocabulary[letter] = len(vocabulary)
@@ -74,20 +74,20 @@ def _raw(rows: Tensor) -> Tensor:
 
 
 def same(a: State, b: State) -> bool:
-    """Whether two states are the same to the byte."""
+    """Whether two states are bitwise equal."""
     assert a.keys() == b.keys()
     return all(torch.equal(_raw(a[name]), _raw(b[name])) for name in a)
 
 
 def close(a: State, b: State, atol: float = 1e-5) -> None:
-    """Insist that two states are the same up to rounding."""
+    """Assert that two states are equal up to rounding."""
     assert a.keys() == b.keys()
     for name in a:
         torch.testing.assert_close(a[name], b[name], atol=atol, rtol=1e-4, msg=name)
 
 
 def part(state: State, first: int, last: int, page: int) -> State:
-    """Pages ``[first, last)``."""
+    """The part of ``state`` in pages ``[first, last)``."""
     return {
         name: rows[first:last] if ".carry." in name else rows[first * page : last * page]
         for name, rows in state.items()
@@ -100,13 +100,13 @@ def digest(state: State) -> dict[str, int]:
 
 @dataclass
 class Answer:
-    """What the engine said of one request."""
+    """The engine's replies to one request."""
 
     tokens: list[int] = field(default_factory=list)
     text: str = ""
     end: Finished | Failed | None = None
-    steps: list[dict[str, int]] = field(default_factory=list)  # digests after each step, if watched
-    state: State = field(default_factory=dict)  # after the last step, if watched
+    steps: list[dict[str, int]] = field(default_factory=list)  # with watch: digests per step
+    state: State = field(default_factory=dict)  # with watch: after the last step
 
     @property
     def finished(self) -> Finished:
@@ -124,7 +124,15 @@ class Answer:
 
 
 class Rig:
-    """Takes turns by hand, so whatever happens is the same each time. A context manager."""
+    """Runs an engine on the test's thread, so that runs are reproducible. A context manager.
+
+    Args:
+        pair: models to serve.
+        draft: False: without the draft.
+        store: opens the storage tier.
+        watch: record digests of a request's state after each step.
+        options: of :class:`~kvkeep.engine.config.EngineConfig`.
+    """
 
     def __init__(
         self,
@@ -135,7 +143,7 @@ class Rig:
         watch: bool = False,
         **options: Any,
     ) -> None:
-        options = {"prefetch_min_tokens": 0, "recompute": "never"} | options  # read what is there
+        options = {"prefetch_min_tokens": 0, "recompute": "never"} | options  # load every hit
         options = {"page_size": 16, "num_steps": 4, "device_tokens": 4096} | options
         self.config = EngineConfig(
             model=pair.target, draft=pair.draft if draft else None, **options
@@ -169,11 +177,11 @@ class Rig:
                     answer.state = self.state(seq)
                     answer.steps.append(digest(answer.state))
             case Finished() | Failed():
-                assert answer.end is None, "an answer ended twice"
+                assert answer.end is None, f"request {reply.id} ended twice"
                 answer.end = reply
 
     def send(self, tokens: list[int], new: int = 16, **options: Any) -> str:
-        """Ask for ``new`` tokens; options of Sampling and Generate. Returns the request's id."""
+        """Send a request for ``new`` tokens; options of Sampling and Generate. Returns its id."""
         names = set(Sampling.__struct_fields__) & options.keys()
         sampling = {"temperature": 0.0, "max_tokens": new, "ignore_eos": True}
         sampling |= {name: options.pop(name) for name in names}
@@ -184,31 +192,31 @@ class Rig:
         return name
 
     def abort(self, name: str) -> None:
-        """No reply comes; the answer counts as ended."""
+        """Abort a request. The engine does not reply, so its answer is marked as ended here."""
         self.engine.send(Abort(name))
         self.answers[name].end = self.answers[name].end or Failed(name, "Aborted", "")
 
     def turns(self) -> Iterator[int]:
-        """Take turns while a request runs; yields after each."""
+        """Run the engine's turns until all requests have ended; yields after each."""
         end, turn = time.monotonic() + PATIENCE, 0
         while any(answer.end is None for answer in self.answers.values()):
-            assert time.monotonic() < end, "a request does not end"
+            assert time.monotonic() < end, "a request did not end in time"
             self.engine.turn()
             yield turn
             turn += 1
 
     def run(self, *names: str) -> list[Answer]:
-        """Until all requests have ended; the answers to ``names``."""
+        """Run until all requests have ended; return the answers to ``names``."""
         for _ in self.turns():
             pass
         return [self.answers[name] for name in names]
 
     def ask(self, tokens: list[int], new: int = 16, **options: Any) -> Answer:
-        """One request, alone."""
+        """Send one request, run until all have ended, return its answer."""
         return self.run(self.send(tokens, new, **options))[0]
 
     def settle(self) -> None:
-        """Until nothing moves; what storage keeps failing to take may wait in line."""
+        """Tick until no transfer is pending; writes may wait if the circuit breaker is open."""
         cache = self.engine.cache
         assert cache.drain(PATIENCE) or cache.transfers.breaker.open
         while not cache.idle:
@@ -221,13 +229,13 @@ class Rig:
 
     @property
     def pools(self) -> dict[str, dict[str, list[Tensor]]]:
-        """The device's, by group and component."""
+        """Device pools by group and component."""
         media = self.engine.cache.media
         assert isinstance(media, Memory)
         return media.pools
 
     def state(self, seq: Sequence) -> State:
-        """All that it has computed, read through its block tables: rows, and a carry per page."""
+        """All computed state of a request, read through its block tables; carries are per page."""
         assert seq.lease is not None
         found = {}
         for group, components in self.pools.items():
@@ -241,13 +249,13 @@ class Rig:
         return found
 
     def figure(self, name: str) -> float:
-        """The sum of a figure over its labels."""
+        """A figure of the engine, summed over its labels."""
         figures = self.engine.figures()
         return sum(value for key, value in figures.items() if key.split("{")[0] == name)
 
     def check_idle(self) -> None:
-        """Nothing runs, so nothing is held, and every slot is free or of a page that is there."""
-        self.engine.turn()  # whatever was aborted last
+        """Assert that the idle engine holds nothing: no lease, prefetch, pin or private slot."""
+        self.engine.turn()  # handles the last aborts
         self.settle()
         cache = self.engine.cache
         cache.check()

@@ -1,4 +1,4 @@
-"""A hit, from whatever tier, has the bytes of the cold run, and so does all that follows."""
+"""After a hit from any tier, all state is bitwise equal to the cold run's, as is what follows."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NEW = 24
 
 
 def equal(warm: Answer, cold: Answer) -> bool:
-    """Tokens, proposals, and every byte after every step from the first token on."""
+    """Tokens and proposals are equal, and all state after each step that returned tokens."""
     return (
         warm.tokens == cold.tokens
         and warm.proposals == cold.proposals
@@ -26,7 +26,7 @@ def equal(warm: Answer, cold: Answer) -> bool:
 
 
 def tour(pair: Pair, tokens: list[int], hit: int, storage: Path, **options: Any) -> None:
-    """Cold, then hits of ``hit`` tokens from every tier, all to the byte."""
+    """Run cold, then with hits of ``hit`` tokens from every tier; all must be bitwise equal."""
     options |= {"storage_dir": storage, "watch": True}
     with Rig(pair, **options) as rig:
         cold = rig.ask(tokens, NEW)
@@ -45,7 +45,7 @@ def tour(pair: Pair, tokens: list[int], hit: int, storage: Path, **options: Any)
         assert equal(emptied, cold)
         rig.check_idle()
     with Rig(pair, **options) as rig:
-        rig.ask(tokens[::-1], NEW)  # so that the slots are others
+        rig.ask(tokens[::-1], NEW)  # takes slots, so that the prompt gets different ones
         restarted = rig.ask(tokens, NEW)
         assert restarted.cached == {"device": 0, "host": 0, "storage": hit}
         assert equal(restarted, cold)
@@ -62,7 +62,7 @@ def tour(pair: Pair, tokens: list[int], hit: int, storage: Path, **options: Any)
     ],
 )
 def test_the_demo_pair(period: str, length: int, chunk: int, tmp_path: Path) -> None:
-    """Cold chunks end where the hit ends: ``hit`` is a multiple of ``chunk``."""
+    """``hit`` is a multiple of ``chunk``: a chunk of the cold run ends where the hit ends."""
     tokens = demo_prompts()[period][0][:length]
     hit = (length - 1) // 64 * 64
     assert hit % chunk == 0
@@ -89,7 +89,7 @@ def test_half_precision(tiny: Pair, tmp_path: Path) -> None:
 
 
 def test_two_continuations_of_one_prefix(tmp_path: Path) -> None:
-    """B shares 15 pages with A, which went on differently from there."""
+    """Prompts A and B share 15 pages."""
     first, second = demo_prompts()["period-64"][:2]
     shared, page = first[:960], 64
     a, b = [*shared, *second[:100]], [*shared, *second[500:600]]
@@ -103,7 +103,7 @@ def test_two_continuations_of_one_prefix(tmp_path: Path) -> None:
             rig.evict(*evicted)
             warm = rig.ask(b, NEW)
             assert sum(warm.cached.values()) == 960
-            assert equal(warm, cold)  # A's chunks, too, ended at the branch
+            assert equal(warm, cold)  # one of A's chunks also ended at the branch
     with Rig(DEMO_PAIR, **options, chunked_prefill_size=512) as rig:
         went_on = rig.ask(a, NEW)
         warm = rig.ask(b, NEW)
@@ -113,8 +113,8 @@ def test_two_continuations_of_one_prefix(tmp_path: Path) -> None:
         assert warm.tokens == cold.tokens
 
 
-def test_a_second_turn_finds_the_first(tmp_path: Path) -> None:
-    """Pages that decoding filled are a hit of the next turn, from every tier."""
+def test_a_second_turn_hits_the_first(tmp_path: Path) -> None:
+    """The next turn hits pages that decoding filled, on the device and in storage."""
     page = 64
     tokens = demo_prompts()["period-200"][1][:700]
     options: dict[str, Any] = {"page_size": page, "num_steps": 7, "watch": True}
@@ -127,7 +127,7 @@ def test_a_second_turn_finds_the_first(tmp_path: Path) -> None:
         assert device.cached["device"] == hit == 832
         assert same(part(device.state, 0, 13, page), part(first.state, 0, 13, page))
     with Rig(DEMO_PAIR, **options) as rig:
-        storage = rig.ask(longer[:-1], NEW)  # the device run's prompt is stored as a whole
+        storage = rig.ask(longer[:-1], NEW)  # the device run stored the whole prompt
         assert storage.cached["storage"] >= hit
         assert same(part(storage.state, 0, 13, page), part(first.state, 0, 13, page))
     with Rig(DEMO_PAIR, **options | {"storage_dir": None}) as rig:
@@ -161,7 +161,7 @@ def flip_a_bit(pools: Pools, tables: Tables) -> None:
 
 @pytest.mark.parametrize("spoil", [shift_a_draft_page, zero_a_carry, swap_two_pages, flip_a_bit])
 def test_spoiled_bytes_are_noticed(spoil: Callable[[Pools, Tables], None], tiny: Pair) -> None:
-    """What this module compares is not compared in vain."""
+    """The comparisons of this module detect planted corruption."""
     tokens = prompt(100)
     tables: Tables = {}
 
@@ -178,4 +178,4 @@ def test_spoiled_bytes_are_noticed(spoil: Callable[[Pools, Tables], None], tiny:
         assert spoiled.cached["device"] == 96
         assert not equal(spoiled, cold)
         if spoil in (shift_a_draft_page, zero_a_carry):
-            assert spoiled.tokens == cold.tokens  # which is why tokens alone show nothing
+            assert spoiled.tokens == cold.tokens  # corrupt draft KV does not change tokens

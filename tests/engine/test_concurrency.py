@@ -1,4 +1,4 @@
-"""64 requests on a tenth of the device memory that they need."""
+"""64 concurrent requests, with a tenth of the device memory that they need."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ RECORD = 24576  # bytes of a page on the host
 
 @pytest.fixture(scope="module")
 def prompts() -> list[list[int]]:
-    """Four conversations, each begun sixteen times: a common start of 32 tokens, then their own."""
+    """64 prompts: each of four prefixes of 32 tokens with sixteen different continuations."""
     return [[*prompt(32, i % 4), *prompt(n - 32, i)] for i, (n, _) in enumerate(SHAPES)]
 
 
 @pytest.fixture(scope="module")
 def expected(tiny: Pair, prompts: list[list[int]]) -> list[list[int]]:
-    """One by one, with room for everything, and nothing to be found in any cache."""
+    """Outputs of the prompts one by one, with enough memory and without hits."""
     with Rig(tiny, draft=False, host_bytes=0) as rig:
         outputs = []
         for i, (tokens, (_, new)) in enumerate(zip(prompts, SHAPES, strict=True)):
@@ -53,7 +53,7 @@ def expected(tiny: Pair, prompts: list[list[int]]) -> list[list[int]]:
 
 
 def variants() -> list[Any]:
-    """Three always run, the others with ``-m slow``."""
+    """All combinations; three always run, the others with ``-m slow``."""
     usual = [(True, 0, False, True), (True, 20, True, True), (False, 2000, True, False)]
     every = itertools.product((True, False), (0, 20, 2000), (False, True), (False, True))
     return [pytest.param(*one, marks=[] if one in usual else pytest.mark.slow) for one in every]
@@ -87,7 +87,7 @@ def test_all_finish(
         recomputed = rig.figure("recomputed_tokens_total")
         batch = rig.figure("step_sequences_total") / rig.figure("steps_total")
         assert batch >= 4
-        assert recomputed <= computed - recomputed  # at most twice what is needed
+        assert recomputed <= computed - recomputed  # computes at most twice the tokens needed
 
 
 class Reads(WrapperStore):
@@ -129,7 +129,7 @@ def test_one_prefix_is_read_once(tiny: Pair, tmp_path: Path) -> None:
 
 @pytest.fixture
 def served(tiny: Pair, tmp_path: Path) -> Iterator[tuple[Engine, str]]:
-    """An engine on its own thread, and the address of a server for it."""
+    """An engine on its own thread, and the URL of a server for it."""
     engine = Engine(
         EngineConfig(
             model=tiny.target, draft=tiny.draft, page_size=PAGE, num_steps=4,
@@ -155,7 +155,7 @@ def served(tiny: Pair, tmp_path: Path) -> Iterator[tuple[Engine, str]]:
 async def test_streams_over_http(
     served: tuple[Engine, str], prompts: list[list[int]], expected: list[list[int]]
 ) -> None:
-    """The official client; every fourth stream is left after its second event."""
+    """With the official client, which closes every fourth stream after its second event."""
     engine, url = served
 
     async def stream(number: int) -> list[int]:

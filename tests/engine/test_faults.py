@@ -1,4 +1,4 @@
-"""Whatever happens to storage: no wrong token, no end of service, and it is counted."""
+"""Storage faults: no wrong token, no interruption of service, and every fault is counted."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def expected(tiny: Pair) -> list[list[int]]:
 
 @pytest.fixture(scope="module")
 def filled(tiny: Pair, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A storage directory with everything in it; copy it."""
+    """A storage directory with all prompts. Tests must copy it before use."""
     directory = tmp_path_factory.mktemp("filled") / "store"
     with Rig(tiny, storage_dir=directory) as rig:
         rig.run(*[rig.send(p, NEW) for p in PROMPTS])
@@ -48,7 +48,7 @@ def filled(tiny: Pair, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def serve(rig: Rig) -> list[list[int]]:
-    """All prompts, in two waves; the memory tiers are emptied between."""
+    """Outputs of all prompts, sent in two batches; evicts both memory tiers after each."""
     found = []
     for wave in (PROMPTS[:4], PROMPTS[4:]):
         found += [answer.tokens for answer in rig.run(*[rig.send(p, NEW) for p in wave])]
@@ -65,7 +65,7 @@ def hits(rig: Rig) -> float:
 
 
 def scribble(file: Path) -> None:
-    """Ruin a byte in every block."""
+    """Corrupt one byte in every block of 4 KiB."""
     dice, raw = random.Random(0), bytearray(file.read_bytes())
     for start in range(0, len(raw), 4096):
         raw[start + dice.randrange(min(4096, len(raw) - start))] ^= 1 + dice.randrange(255)
@@ -101,7 +101,7 @@ def test_damaged_files(
     shutil.copytree(filled, directory)
     files = [file for file in directory.rglob("*") if file.is_file()]
     slabs = [file for file in files if file.stat().st_size > 200_000]
-    assert len(slabs) == 2  # one a group
+    assert len(slabs) == 2  # one per group
     for file in files:
         if what == "all" or (file in slabs) == (what == "slabs"):
             damage(file)
@@ -110,7 +110,7 @@ def test_damaged_files(
         if what == "slabs" and damage is scribble:
             assert rig.figure("storage_faults_total") > 0
             assert rig.figure("missed_reads_total") > 0
-    with Rig(tiny, storage_dir=directory) as rig:  # what was written since is good
+    with Rig(tiny, storage_dir=directory) as rig:  # records written since then are good
         assert serve(rig) == expected
         assert hits(rig) > 0
 
@@ -179,7 +179,7 @@ def test_a_backend_that_misbehaves(
 def test_a_backend_that_hangs(
     tiny: Pair, filled: Path, tmp_path: Path, expected: list[list[int]]
 ) -> None:
-    """Requests go on without it, the one that was waiting for it included."""
+    """Requests continue without it, including the one that was waiting for it."""
     directory = tmp_path / "store"
     shutil.copytree(filled, directory)
     made: list[FaultyStore] = []
@@ -194,14 +194,14 @@ def test_a_backend_that_hangs(
         finally:
             made[0].resume()
         rig.check_idle()
-        rig.engine.cache.transfers.breaker.success()  # its next try would be in a second
+        rig.engine.cache.transfers.breaker.success()  # close it now instead of in a second
         rig.evict("device", "host")
         assert serve(rig) == expected
         assert hits(rig) > 0
 
 
 @pytest.mark.slow
-def test_a_backend_that_hangs_for_good_does_not_keep_us(tiny: Pair, tmp_path: Path) -> None:
+def test_a_backend_that_hangs_for_good_does_not_block_close(tiny: Pair, tmp_path: Path) -> None:
     made: list[FaultyStore] = []
     with Rig(tiny, storage_dir=tmp_path / "store", store=faulty(Faults(), made)) as rig:
         rig.engine.cache.transfers._stall = 0.2
@@ -213,7 +213,7 @@ def test_a_backend_that_hangs_for_good_does_not_keep_us(tiny: Pair, tmp_path: Pa
 
 
 class ReadOnly(WrapperStore):
-    """Cannot be written to."""
+    """Rejects writes."""
 
     def write(self, *_: Any) -> list[bool]:
         raise PermissionError(13, "Permission denied")
@@ -266,7 +266,7 @@ def test_killed_in_the_middle(tiny: Pair, tmp_path: Path, expected: list[list[in
         server.wait()
         for number in range(4):
             assert ask(server, number)[0] == expected[number]
-        server.empty("host")  # waits until storage has everything
+        server.empty("host")  # waits until all pages are in storage
 
         def disturb(number: int) -> None:
             try:
@@ -290,13 +290,13 @@ def test_killed_in_the_middle(tiny: Pair, tmp_path: Path, expected: list[list[in
         server.wait()
         again = [ask(server, number) for number in range(8)]
         assert [tokens for tokens, _ in again] == expected
-        assert all(cached >= 112 for _, cached in again[:4])  # the whole of each prompt
+        assert all(cached >= 112 for _, cached in again[:4])  # all whole pages of each prompt
         assert server.metric("kvkeep_hit_tokens_total") > 0
     finally:
         server.stop()
 
 
-# -- what cannot be served
+# -- configurations that cannot be served
 
 
 def test_what_does_not_fit(tiny: Pair, tmp_path: Path) -> None:
@@ -346,7 +346,7 @@ def test_another_models_storage_is_a_miss(tiny: Pair, tmp_path: Path) -> None:
         assert not any(first.cached.values())
         rig.evict("device", "host")
         assert rig.ask(PROMPTS[0], NEW).tokens == first.tokens
-    with Rig(tiny, storage_dir=directory, page_size=32) as rig:  # nor another page size
+    with Rig(tiny, storage_dir=directory, page_size=32) as rig:  # so is another page size's
         assert rig.ask(PROMPTS[0], NEW).cached["storage"] == 0
-    with Rig(tiny, storage_dir=directory, draft=False) as rig:  # but a draft is a group apart
+    with Rig(tiny, storage_dir=directory, draft=False) as rig:  # the draft is a separate group
         assert rig.ask(PROMPTS[0], NEW).cached["storage"] == 112

@@ -1,4 +1,4 @@
-"""The whole engine's greedy tokens are those of ``transformers.generate``."""
+"""The engine's greedy tokens equal those of ``transformers.generate``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PROMPTS = [prompt(n) for n in LENGTHS]
 
 
 class Reference:
-    """The same weights without any of this project's code."""
+    """The same weights, run by transformers alone."""
 
     def __init__(self, directory: Path, dtype: torch.dtype = torch.float32) -> None:
         self._model = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=dtype)
@@ -35,7 +35,7 @@ class Reference:
 
     @torch.no_grad()
     def gaps(self, tokens: list[int], start: int) -> list[float]:
-        """How far the two likeliest tokens at each position from ``start`` on lie apart."""
+        """Difference of the two best logits at each position from ``start`` on."""
         logits = self._model(torch.tensor([tokens])).logits[0, start - 1 : -1].float()
         top = logits.topk(2).values
         return (top[:, 0] - top[:, 1]).tolist()
@@ -85,7 +85,7 @@ def test_the_demo_pair() -> None:
 
 @pytest.mark.parametrize("draft", [False, True])
 def test_half_precision(draft: bool, tiny: Pair) -> None:
-    """Equal until the first position at which rounding may decide."""
+    """Tokens are equal up to the first position where rounding may change the choice."""
     reference = Reference(tiny.target, torch.bfloat16)
     compared = 0
     with Rig(tiny, draft=draft, dtype="bfloat16") as rig:

@@ -1,4 +1,4 @@
-"""Every kind of state through the real cache: three tiers, partial losses, a full device."""
+"""Every kind of state through the real cache: three tiers, partial evictions, a full device."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ HIT = 96  # tokens of whole pages, one token left to compute
 CASES = [
     pytest.param(kind, (17, 512, 1)[i % 3], i % 2 == 0, id=f"{kind}-{(17, 512, 1)[i % 3]}")
     for i, kind in enumerate(KINDS)
-]  # each kind in one cell of chunk and draft; the runner's tests have the whole product
+]  # each kind with one chunk size, with or without draft; tests of the runner have all combinations
 
 
 def make_pair(kind: str, root: Path) -> Pair:
@@ -58,7 +58,7 @@ def test_a_prefix_comes_back_from_every_tier(
 def test_what_is_partly_lost_shortens_a_hit_and_changes_no_token(
     kind: str, chunk: int, draft: bool, tmp_path: Path
 ) -> None:
-    """Pages of one group after the other leave the device, then both memory tiers."""
+    """Evicts pages of one group after another, from the device, then from both memory tiers."""
     pair = make_pair(kind, tmp_path)
     with Rig(pair, draft=draft, page_size=PAGE, chunked_prefill_size=chunk) as rig:
         cold = rig.ask(PROMPT, NEW)
@@ -71,7 +71,7 @@ def test_what_is_partly_lost_shortens_a_hit_and_changes_no_token(
                 answer = rig.ask(PROMPT, NEW)
                 assert answer.tokens == cold.tokens
                 if tiers == (residency.device,):
-                    assert sum(answer.cached.values()) == HIT  # the host has what went
+                    assert sum(answer.cached.values()) == HIT  # the host has the evicted pages
         rig.check_idle()
 
 

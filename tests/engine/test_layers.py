@@ -1,4 +1,4 @@
-"""A load is used layer by layer, as it comes: nothing is read too early, and no loss is served."""
+"""Layer-by-layer loading: no layer is read before it is loaded, and a failed load is not used."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from kvkeep.media.base import Copy, Mark
 
 PAGE, PROMPT, NEW = 8, prompt(100), 16
 HIT = 96
-PATIENCE = 20.0  # seconds until who waits for something counts as waiting for ever
+PATIENCE = 20.0  # seconds until a wait fails the test
 
 
 class Gate:
-    """Stands between the lane and the memory of a rig: it spoils what is about to be loaded, and
-    is asked after each layer, before the next one is copied.
+    """Wraps ``load`` of a rig's media: fills the target slots with NaN before loading, and calls
+    ``after`` after each layer, before the next one is copied.
 
     Args:
-        after: told of the number of a layer that has just come.
+        after: called on the lane's thread with the index of the layer that has been loaded.
     """
 
     def __init__(self, rig: Rig, after: Callable[[int], None]) -> None:
@@ -53,7 +53,7 @@ class Gate:
 
 
 class Layers:
-    """Which layers of a rig's target have been computed since it was made."""
+    """Events that tell which layers of a rig's target have been computed."""
 
     def __init__(self, rig: Rig) -> None:
         stack = rig.engine._target._model.model.layers
@@ -63,7 +63,7 @@ class Layers:
 
 
 def test_a_layer_is_computed_before_the_next_one_is_there(tiny: Pair) -> None:
-    """Each layer is copied only when the layer before has been computed."""
+    """The copy of each layer waits here until the layer before has been computed."""
     with Rig(tiny, page_size=PAGE, watch=True) as rig:
         cold = rig.ask(PROMPT, NEW)
         rig.evict("device")
@@ -84,7 +84,7 @@ def test_a_layer_is_computed_before_the_next_one_is_there(tiny: Pair) -> None:
 
 @pytest.mark.parametrize("kind", list(KINDS))
 def test_no_kind_of_state_is_read_before_it_is_there(kind: str, tmp_path: Path) -> None:
-    """Also not where others join the load, and where a request ends before the load has."""
+    """Nor if other requests join the load, or if a request ends before its load does."""
     with Rig(make_pair(kind, tmp_path), page_size=PAGE, chunked_prefill_size=32) as rig:
         cold = rig.run(rig.send(PROMPT, NEW), rig.send(PROMPT[:60], NEW))
         rig.evict("device")
@@ -101,8 +101,9 @@ def test_no_kind_of_state_is_read_before_it_is_there(kind: str, tmp_path: Path) 
 
 @pytest.mark.parametrize("used", [1, 4])
 def test_a_load_that_fails_in_the_middle_of_a_step(tiny: Pair, used: int) -> None:
-    """After layers that the step has used, or all of the target's, before its draft's: nothing of
-    the step is kept, neither of the request that it was for nor of others, and both go on."""
+    """The load fails after one layer, or after the target's layers and before the draft's.
+
+    The engine discards the step for all its requests and retries it. All tokens are as expected."""
     with Rig(tiny, page_size=PAGE, watch=True) as rig:
         cold = rig.ask(PROMPT, NEW)
         other = rig.ask(prompt(50, 7), 3 * NEW)

@@ -1,4 +1,4 @@
-"""Who runs when, and who suffers when something goes wrong."""
+"""Scheduling: admission order, preemption, and which requests a failure affects."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_first_come_first_served(tiny: Pair) -> None:
             assert rig.figure("preemptions_total") == 0
 
 
-def test_what_comes_from_storage_wakes_the_engine(
+def test_a_completed_read_from_storage_wakes_the_engine(
     tiny: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(core, "_BUSY_SECONDS", 10 * PATIENCE)
@@ -45,7 +45,7 @@ def test_what_comes_from_storage_wakes_the_engine(
 
 
 @pytest.mark.parametrize("prefetch", ["best_effort", "timeout"])
-def test_what_came_while_a_request_was_in_line_is_used(
+def test_pages_prefetched_while_a_request_waited_are_used(
     tiny: Pair, tmp_path: Path, prefetch: str
 ) -> None:
     options = {"prefetch_seconds": 0.0, "prefetch_seconds_per_1k": 0.0, "max_running": 1}
@@ -56,11 +56,11 @@ def test_what_came_while_a_request_was_in_line_is_used(
         second = rig.send(prompt(200), 2)
         for turn in rig.turns():
             if turn > 20:
-                time.sleep(0.005)  # for the lanes, however fast the model is
+                time.sleep(0.005)  # lets the lanes read, however fast the model is
         assert rig.answers[second].cached["storage"] == 192
 
 
-def test_a_request_whose_pages_are_lost_begins_anew(tiny: Pair) -> None:
+def test_a_request_whose_lease_is_released_starts_over(tiny: Pair) -> None:
     with Rig(tiny) as rig:
         alone = rig.ask(prompt(100), 40).tokens
         for others in (0, 2):
@@ -78,8 +78,8 @@ def test_a_request_whose_pages_are_lost_begins_anew(tiny: Pair) -> None:
         rig.check_idle()
 
 
-def test_whatever_fits_alone_is_served(tiny: Pair) -> None:
-    """Prompt and new tokens as many as the whole pool takes, among others of all sizes."""
+def test_requests_that_fit_alone_are_served_together(tiny: Pair) -> None:
+    """Prompt and new tokens of each request fill the whole pool."""
     for draft in (True, False):
         with Rig(tiny, draft=draft, device_tokens=160, chunked_prefill_size=48) as rig:
             most = rig.engine.info.context_length
@@ -93,21 +93,21 @@ def test_whatever_fits_alone_is_served(tiny: Pair) -> None:
             rig.check_idle()
 
 
-def test_a_long_prompt_does_not_stop_the_others(tiny: Pair) -> None:
+def test_a_long_prompt_does_not_stall_decoding(tiny: Pair) -> None:
     with Rig(tiny, draft=False, chunked_prefill_size=32) as rig:
         short = rig.send(prompt(10), 60)
         for turn in rig.turns():
             if turn == 5:
                 long = rig.send(prompt(800), 4)
             made = len(rig.answers[short].tokens)
-            assert made >= min(turn, 60)  # one a turn, the long one's 25 chunks notwithstanding
+            assert made >= min(turn, 60)  # one token per turn, during the long prompt's 25 chunks
             if turn == 20:
                 assert not rig.answers[long].tokens
         assert len(rig.answers[long].tokens) == 4
 
 
 def test_prompts_under_way_count_in_full(tiny: Pair) -> None:
-    """Nobody is let in on room that the chunks of an earlier prompt are yet to take."""
+    """Admission does not promise slots that a running prompt's later chunks will need."""
     with Rig(tiny, draft=False, device_tokens=1200, chunked_prefill_size=64) as rig:
         rig.run(*[rig.send(prompt(300, i), 16) for i in range(12)])
         assert rig.figure("preemptions_total") == 0
@@ -115,7 +115,7 @@ def test_prompts_under_way_count_in_full(tiny: Pair) -> None:
 
 
 class Gate(WrapperStore):
-    """Reads wait until it is opened."""
+    """Blocks reads until ``open`` is set."""
 
     def __init__(self, inner: Store) -> None:
         super().__init__(inner)
@@ -128,7 +128,7 @@ class Gate(WrapperStore):
         return super().read(keys, out)
 
 
-def test_a_slow_prefetch_lets_others_pass(tiny: Pair, tmp_path: Path) -> None:
+def test_requests_overtake_one_with_a_slow_prefetch(tiny: Pair, tmp_path: Path) -> None:
     gates: list[Gate] = []
 
     def gated(config: EngineConfig, schema: Schema) -> Store:
@@ -153,7 +153,7 @@ def test_a_slow_prefetch_lets_others_pass(tiny: Pair, tmp_path: Path) -> None:
 
 
 def test_preemption_keeps_whole_pages(tiny: Pair) -> None:
-    """With a host tier, a preempted request computes no more than a page and a chunk again."""
+    """With a host tier, a preempted request recomputes at most two pages."""
     with Rig(tiny, device_tokens=192, chunked_prefill_size=32) as rig:
         seen: list[Sequence] = []
         rig.on_output = lambda seq: seen.append(seq) if seq not in seen else None
@@ -165,8 +165,8 @@ def test_preemption_keeps_whole_pages(tiny: Pair) -> None:
         assert rig.figure("recomputed_tokens_total") <= 2 * 16 * preemptions
 
 
-class Fails:
-    """A runner that refuses steps with a certain request in it."""
+class FailingRunner:
+    """Fails every step of the request ``name`` after its third new token."""
 
     def __init__(self, inner: Any, name: str) -> None:
         self._inner, self._name = inner, name
@@ -174,16 +174,17 @@ class Fails:
     def step(self, work: Seq[Work]) -> list[Advance]:
         if any(one.seq.id == self._name and one.seq.generated >= 3 for one in work):
             self._inner.step(work)
-            raise RuntimeError("out of luck")
+            raise RuntimeError("a planted failure")
         found: list[Advance] = self._inner.step(work)
         return found
 
 
-def test_a_failed_step_fails_those_in_it_only(tiny: Pair) -> None:
+def test_a_failed_step_fails_only_its_requests(tiny: Pair) -> None:
     with Rig(tiny, max_running=2) as rig:
         expected = [rig.ask(prompt(50, i), namespace="expected").tokens for i in range(4)]
         names = [rig.send(prompt(50, i)) for i in range(4)]
-        rig.engine._runner = Fails(rig.engine._runner, names[0])  # type: ignore[assignment]
+        runner = FailingRunner(rig.engine._runner, names[0])
+        rig.engine._runner = runner  # type: ignore[assignment]
         answers = rig.run(*names)
         for answer in answers[:2]:
             assert isinstance(answer.end, Failed)
@@ -194,28 +195,28 @@ def test_a_failed_step_fails_those_in_it_only(tiny: Pair) -> None:
         assert [answer.tokens for answer in again] == expected[:2]
 
 
-class Babel:
-    """A tokenizer whose text cannot be had."""
+class BrokenTokenizer:
+    """A tokenizer that cannot detokenize."""
 
     @property
     def backend_tokenizer(self) -> Any:
-        raise LookupError("no such language")
+        raise LookupError("a planted failure")
 
 
 def test_any_string_is_a_namespace(tiny: Pair, tmp_path: Path) -> None:
-    """Also one that is no text."""
+    """Including lone surrogates, which are not valid Unicode."""
     with Rig(tiny, storage_dir=tmp_path) as rig:
         assert rig.ask(prompt(40), namespace="\ud800").finished.reason == "length"
         assert rig.ask(prompt(40), namespace="\ud801").finished.usage.cached_tokens["device"] == 0
         assert rig.ask(prompt(40), namespace="\ud800").finished.usage.cached_tokens["device"] == 32
 
 
-def test_a_request_that_breaks_something_breaks_itself_only(tiny: Pair) -> None:
+def test_a_failing_request_does_not_affect_others(tiny: Pair) -> None:
     with Rig(tiny) as rig:
         good = rig.send(prompt(41))
         for turn in rig.turns():
             if turn == 3:
-                rig.engine.tokenizer, kept = Babel(), rig.engine.tokenizer
+                rig.engine.tokenizer, kept = BrokenTokenizer(), rig.engine.tokenizer
                 bad = rig.send(prompt(40, 1))
             if turn == 6:
                 rig.engine.tokenizer = kept
@@ -233,7 +234,7 @@ def test_a_request_that_breaks_something_breaks_itself_only(tiny: Pair) -> None:
         (prompt(300), "PromptTooLong"),
     ],
 )
-def test_bad_requests_are_refused_at_the_door(tokens: list[int], kind: str, tiny: Pair) -> None:
+def test_invalid_requests_are_refused(tokens: list[int], kind: str, tiny: Pair) -> None:
     with Rig(tiny, device_tokens=256) as rig:
         answer = rig.ask(tokens)
         assert isinstance(answer.end, Failed)
@@ -242,7 +243,7 @@ def test_bad_requests_are_refused_at_the_door(tokens: list[int], kind: str, tiny
         rig.check_idle()
 
 
-def test_new_tokens_end_with_the_context(tiny: Pair) -> None:
+def test_the_context_limits_new_tokens(tiny: Pair) -> None:
     with Rig(tiny, device_tokens=256, context_length=100) as rig:
         assert len(rig.ask(prompt(90), 50).tokens) == 10
 
@@ -253,7 +254,7 @@ def generate(name: str, new: int = 10**6) -> Generate:
 
 
 @pytest.mark.parametrize("started", [True, False])
-def test_closing_answers_everybody(started: bool, tiny: Pair) -> None:
+def test_close_fails_all_requests(started: bool, tiny: Pair) -> None:
     engine = Engine(EngineConfig(model=tiny.target, draft=tiny.draft, page_size=16))
     replies: list[Reply] = []
     running = threading.Event()

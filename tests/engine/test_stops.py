@@ -1,4 +1,4 @@
-"""What ends a request, what it may show of itself, and what it leaves in the cache."""
+"""Stop conditions: what ends a request, what text it returns, what it leaves in the cache."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def rig(tiny: Pair) -> Any:
 
 @pytest.fixture(scope="module")
 def free(tiny: Pair) -> Answer:
-    """The answer that nothing ends."""
+    """The answer without any stop condition."""
     with Rig(tiny) as rig:
         return rig.ask(TOKENS, NEW)
 
 
-class Clairvoyant:
-    """Has the engine's draft propose what it knows will come, so that all is accepted."""
+class PerfectDraft:
+    """Replaces the engine's draft; proposes the tokens of ``text``, so that all are accepted."""
 
     def __init__(self, rig: Rig, text: list[int]) -> None:
         speculator = rig.engine._runner._speculator
@@ -57,7 +57,7 @@ class Clairvoyant:
 
 
 def committed(rig: Rig) -> list[list[int]]:
-    """The token runs that the tree holds, from the root to each leaf."""
+    """Token runs in the tree, from the root to each leaf."""
     runs = []
     for _, node in rig.engine.cache.residency.tree.walk():
         if not node.kids:
@@ -69,10 +69,10 @@ def committed(rig: Rig) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("at", [1, 7, 8, 9, 10, 11, 23])
-def test_tokens_past_the_end_are_not_kept(at: int, rig: Rig, free: Answer, tiny: Pair) -> None:
-    """The end lies within accepted proposals; what was accepted past it leaves no trace."""
+def test_tokens_after_a_stop_are_not_kept(at: int, rig: Rig, free: Answer, tiny: Pair) -> None:
+    """The stop token is among accepted proposals; those after it leave nothing in the cache."""
     text = [*TOKENS, *free.tokens]
-    Clairvoyant(rig, text)
+    PerfectDraft(rig, text)
     end = free.tokens[at]
     at = free.tokens.index(end)
     answer = rig.ask(TOKENS, NEW, stop_token_ids=(end,))
@@ -85,7 +85,7 @@ def test_tokens_past_the_end_are_not_kept(at: int, rig: Rig, free: Answer, tiny:
     (run,) = committed(rig)
     assert run == kept[: len(run)]
     assert len(run) >= (len(kept) - 1) // 4 * 4
-    assert rig.ask([*kept, 5], 4).cached["device"] == len(run)  # and what is kept is right
+    assert rig.ask([*kept, 5], 4).cached["device"] == len(run)  # and the kept pages are correct:
     with Rig(tiny, draft=False) as cold:
         assert rig.ask([*kept, 5], 8).tokens == cold.ask([*kept, 5], 8).tokens
 
@@ -100,7 +100,7 @@ def test_eos(rig: Rig, free: Answer) -> None:
     assert rig.ask(TOKENS, NEW, ignore_eos=True).tokens == free.tokens
 
 
-def test_an_end_token_is_no_text(rig: Rig, free: Answer) -> None:
+def test_a_stop_token_is_not_part_of_the_text(rig: Rig, free: Answer) -> None:
     ends = [i for i, token in enumerate(free.tokens) if 3 <= token < 98]
     at = next(i for i in ends[3:] if free.tokens[i] not in free.tokens[:i])
     whole = rig.ask(TOKENS, at).text
@@ -110,7 +110,7 @@ def test_an_end_token_is_no_text(rig: Rig, free: Answer) -> None:
 
 
 def test_stop_strings_across_tokens(rig: Rig, free: Answer) -> None:
-    """One letter is one token here, so a longer string spans several."""
+    """Each letter is one token here, so a longer string spans several tokens."""
     whole = free.text
     letters = [i for i in range(6, len(whole) - 3) if whole[i : i + 3].isascii()]
     stop = whole[letters[0] : letters[0] + 3]
@@ -123,7 +123,7 @@ def test_stop_strings_across_tokens(rig: Rig, free: Answer) -> None:
     (run,) = committed(rig)
     assert run == [*TOKENS, *answer.tokens][: len(run)]
     almost = rig.ask(TOKENS, NEW, stop=(whole[-2:] + "never in it",))
-    assert almost.text == whole  # what was held back came out at last
+    assert almost.text == whole  # the held-back text was released at the end
     assert almost.finished.reason == "length"
 
 
@@ -136,7 +136,7 @@ def test_length(new: int, speculate: bool, rig: Rig, free: Answer) -> None:
     assert rig.ask(TOKENS, new, speculate=speculate).tokens == free.tokens[:new]  # from a hit
 
 
-def test_sampling_is_the_same_however_it_is_computed(tiny: Pair) -> None:
+def test_sampling_does_not_depend_on_drafts_or_preemptions(tiny: Pair) -> None:
     options: dict[str, Any] = {"temperature": 0.9, "top_p": 0.95, "top_k": 40}
     prompts = [prompt(n) for n in (1, 5, 16, 17, 40, 64, 100, 33)]
     outputs = []
@@ -155,11 +155,11 @@ def test_requests_without_a_seed_differ(tiny: Pair) -> None:
         with Rig(tiny, seed=3) as rig:
             names = [rig.send(TOKENS, 8, temperature=1.0) for _ in range(3)]
             outputs.append([answer.tokens for answer in rig.run(*names)])
-    assert outputs[0] == outputs[1]  # the engine's own seed decides
+    assert outputs[0] == outputs[1]  # the engine's seed determines them
     assert len({tuple(tokens) for tokens in outputs[0]}) == 3
 
 
-# -- text alone
+# -- the detokenizer alone
 
 
 @pytest.fixture(scope="module")
@@ -177,7 +177,7 @@ def byte_level() -> Tokenizer:
 
 
 def push(tokenizer: Tokenizer, pieces: Seq[Seq[int]], *stop: str) -> list[str]:
-    """The text that comes of each piece, and at last what was held back."""
+    """Text that each piece releases, and at the end what was held back."""
     detokenizer = Detokenizer(tokenizer, stop)
     return [*(detokenizer.push(piece)[0] for piece in pieces), detokenizer.flush()]
 
@@ -204,7 +204,7 @@ def test_a_stop_string_of_several_characters_of_several_tokens(byte_level: Token
                 break
         assert text == "ab"
         assert count is not None
-        assert start + count == 9  # a, b and the 7 bytes of the two
+        assert start + count == 9  # a, b and the 7 bytes of the stop string
 
 
 def test_text_is_held_back_no_longer_than_needed(byte_level: Tokenizer) -> None:
@@ -213,7 +213,7 @@ def test_text_is_held_back_no_longer_than_needed(byte_level: Tokenizer) -> None:
     assert push(byte_level, ids[:-1], "abd") == ["x", "", "", "abx", "", "", "ab"]
 
 
-def test_random_bytes_are_no_error(byte_level: Tokenizer, byte_fallback: Tokenizer) -> None:
+def test_random_bytes_raise_no_error(byte_level: Tokenizer, byte_fallback: Tokenizer) -> None:
     for tokenizer, low, high in ((byte_level, 0, 256), (byte_fallback, 90, 128)):
         for seed in range(200):
             dice = random.Random(seed)
@@ -223,7 +223,7 @@ def test_random_bytes_are_no_error(byte_level: Tokenizer, byte_fallback: Tokeniz
                 detokenizer.push([token])
 
 
-def test_bytes_that_become_invalid_lose_no_letters(byte_fallback: Tokenizer) -> None:
+def test_invalid_bytes_lose_no_letters(byte_fallback: Tokenizer) -> None:
     euro = [byte_fallback.token_to_id(f"<0x{b:02X}>") for b in "€".encode()]
     letter = byte_fallback.token_to_id
     ids = [letter("a"), *euro, euro[1], letter("b"), letter("c")]

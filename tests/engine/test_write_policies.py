@@ -1,4 +1,4 @@
-"""Policies through the engine: the same tokens under each of them."""
+"""Write policies and eviction orders in the engine: tokens are the same under each of them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_all_finish_alike(tiny: Pair, options: dict[str, str]) -> None:
     with Rig(tiny, draft=False, host_bytes=0) as rig:
         expected = [rig.ask(tokens, NEW).tokens for tokens in PROMPTS]
     with Rig(tiny, device_tokens=512, host_bytes=60 * RECORD, **options) as rig:
-        for _ in range(2):  # the second time, some of it comes back from the host
+        for _ in range(2):  # the second time, there are hits on the host
             names = [rig.send(tokens, NEW) for tokens in PROMPTS]
             answers = rig.run(*names)
             assert [answer.tokens for answer in answers] == expected
@@ -74,18 +74,18 @@ def test_pure_prefill_of_some_size_is_timed(tiny: Pair) -> None:
         seen: list[int] = []
         rig.engine.cache.observe_prefill = lambda tokens, seconds: seen.append(tokens)
         rig.ask(prompt(100), 4)
-        assert seen == [], "too short to tell anything"
+        assert seen == [], "too short to be representative"
         rig.ask(prompt(200, 1), 4)
-        assert seen == [200], "all chunks, once the last has drawn"
+        assert seen == [200], "the sum of all chunks, once the last one has sampled"
         rig.send(prompt(20, 2), 40)
         for turn in rig.turns():
             if turn == 5:
                 rig.send(prompt(200, 3), 1)
-        assert seen == [200], "others decoded meanwhile"
+        assert seen == [200], "steps that also decode are not timed"
 
 
 def test_a_slow_store_is_not_waited_for(tiny: Pair, tmp_path: Path) -> None:
-    """Nor is anything lost: the same tokens, computed, and hits again when it is fast again."""
+    """The engine recomputes the prefix, with the same tokens; a fast store gives hits again."""
     stores: list[ThrottledStore] = []
 
     def thin(config: EngineConfig, schema: Schema) -> ThrottledStore:

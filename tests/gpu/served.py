@@ -1,6 +1,6 @@
-"""A cache over a target's pools, and greedy decoding on it: as little of an engine as it takes.
+"""Greedy decoding of a target on a cache: a minimal engine for the tests on a device.
 
-These tests need nothing but PyTorch, Triton, transformers and what the cache itself imports.
+These tests need only PyTorch, Triton, transformers and what the cache itself imports.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def load(directory: Path, kind: str = "llama", dtype: str = "float32") -> Target
 
 
 class Served:
-    """Answers one prompt at a time."""
+    """Serves one prompt at a time from a cache with device, host and optional storage tiers."""
 
     def __init__(
         self,
@@ -62,16 +62,17 @@ class Served:
         policy = Policy(prefetch_min_tokens=0, recompute="never")
         self.cache = Cache(schema, slots, slots, store, policy, self.memory)
         self.target = target
-        self.origin: dict[str, int] = {}  # of the last prompt: cached tokens by tier
+        self.origin: dict[str, int] = {}  # prefix hit of the last prompt, in tokens by tier
 
     @torch.inference_mode()
     def answer(
         self, prompt: list[int], new: int, wait: bool = True
     ) -> tuple[list[int], dict[str, bytes]]:
-        """Greedy tokens, and the bytes of the prompt's whole pages by pool.
+        """Return ``new`` greedy tokens, and the bytes of the prompt's whole pages by pool.
 
         Args:
-            wait: for a load to land before the first step; otherwise its layers wait.
+            wait: True: wait for the whole load before the first step. False: each layer waits for
+                its own part.
         """
         tokens = np.array(prompt, np.int32)
         prefetch = self.cache.prefetch(tokens)

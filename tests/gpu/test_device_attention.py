@@ -1,4 +1,4 @@
-"""On a device: what Triton's interpreter is asked where there is none."""
+"""On a device: the attention tests that run in Triton's interpreter elsewhere."""
 
 from served import GPU
 from test_attention_paged import *  # noqa: F403

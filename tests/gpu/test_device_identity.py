@@ -1,4 +1,4 @@
-"""On a device: tokens are transformers' own, cached or not, recorded or not."""
+"""On a device: tokens equal transformers', with and without hits and CUDA graphs."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ FIXED = ["llama", "qwen3", "mistral", "gemma2", "gemma3"]  # no experts, nothing
 
 @torch.inference_mode()
 def check_greedy(directory: Path, dtype: torch.dtype, text: list[int], length: int) -> None:
-    """Each token from ``length`` on is transformers' likeliest after those before, up to what
-    another order of additions may change."""
+    """Assert that each token from ``length`` on has transformers' highest logit, up to rounding."""
     import transformers
 
     model = transformers.AutoModelForCausalLM.from_pretrained(

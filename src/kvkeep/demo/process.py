@@ -1,4 +1,4 @@
-"""A ``kvkeep serve`` of one's own: a real process, reached over HTTP, ended by its pid."""
+"""Runs ``kvkeep serve`` as a child process and talks to it over HTTP."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _STOP_SECONDS = 60.0
 
 
 class Server:
-    """Starts at once and in the background; :meth:`wait` until it answers.
+    """A server process. The constructor starts it; :meth:`wait` waits until it is ready.
 
     Args:
-        arguments: of ``kvkeep serve``. Host and port are chosen here: loopback, and a free one.
+        arguments: of ``kvkeep serve``, without host and port: it listens on a free loopback port.
     """
 
     def __init__(self, arguments: list[str]) -> None:
@@ -39,42 +39,42 @@ class Server:
             text=True,
         )
         self._url: str | None = None
-        self._said: deque[str] = deque(maxlen=20)
-        self._settled = threading.Event()
+        self._last_lines: deque[str] = deque(maxlen=20)  # of its stderr
+        self._started_or_ended = threading.Event()
         threading.Thread(target=self._listen, daemon=True).start()
 
     def _listen(self) -> None:
         assert self._process.stderr is not None
         with self._process.stderr as lines:
             for line in lines:
-                self._said.append(line.rstrip())
+                self._last_lines.append(line.rstrip())
                 if found := re.search(r"ready: (http://\S+)/v1", line):
                     self._url = found[1]
-                    self._settled.set()
-        self._settled.set()
+                    self._started_or_ended.set()
+        self._started_or_ended.set()
 
     @property
     def pid(self) -> int:
-        """Of the server's process."""
+        """Process id of the server."""
         return self._process.pid
 
     @property
     def url(self) -> str:
-        """Where it listens; after :meth:`wait`."""
+        """``http://HOST:PORT`` of the server. Empty before :meth:`wait`."""
         return self._url or ""
 
     def wait(self) -> None:
-        """Until it is ready.
+        """Wait until the server is ready, for at most 120 s.
 
         Raises:
-            ConfigError: it ended, or took too long; with its last words.
+            ConfigError: the server exited or took too long; the message has its last output.
         """
-        self._settled.wait(_START_SECONDS)
+        self._started_or_ended.wait(_START_SECONDS)
         if self._url is None:
-            raise ConfigError("the server did not start:\n" + "\n".join(self._said))
+            raise ConfigError("the server did not start:\n" + "\n".join(self._last_lines))
 
     def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        """The JSON answer to a JSON request."""
+        """Send a JSON request; return the JSON response."""
         request = urllib.request.Request(
             f"{self._url}{path}",
             json.dumps(body).encode(),
@@ -85,20 +85,23 @@ class Server:
         return parsed
 
     def metric(self, name: str) -> float:
-        """The sum of a metric over its labels."""
+        """Current value of a Prometheus metric, summed over its labels."""
         with urllib.request.urlopen(f"{self._url}/metrics", timeout=_REQUEST_SECONDS) as answer:
             lines = answer.read().decode().splitlines()
         return sum(float(x.split()[-1]) for x in lines if re.match(rf"{name}(\{{.*)? ", x))
 
     def empty(self, tier: str) -> None:
-        """Evict a memory tier, once nothing on its way down keeps it."""
+        """Evict all pages of a memory tier, once pending transfers no longer pin them."""
         end = time.monotonic() + _REQUEST_SECONDS
         while self.metric("kvkeep_transfers_pending") and time.monotonic() < end:
             time.sleep(0.01)
         self.post("/kvkeep/evict", {"tier": tier})
 
     def stop(self) -> None:
-        """Ask it to end, and wait: what storage has not got yet is written first. Idempotent."""
+        """Send SIGTERM and wait for the exit, up to 60 s; then kill. Idempotent.
+
+        The server first writes the pages that storage does not have yet.
+        """
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGTERM)
             try:

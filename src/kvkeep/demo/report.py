@@ -1,4 +1,4 @@
-"""The demo's figures: one row per prompt and run, the table of means, and what must hold."""
+"""The demo's report: one row per prompt and run, tables of means, and checks on them."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ RUNS = {
     "device": "hit on the device",
     "host": "device emptied: hit on the host",
     "storage": "server restarted: hit in storage",
-    "masked": "restarted, no draft KV stored: its rows masked (lenient)",
-    "stale": "restarted, no draft KV stored: a decoy's rows read in its place",
+    "masked": "restarted, no draft KV in storage: its rows are masked (lenient)",
+    "stale": "restarted, no draft KV in storage: the draft reads another prompt's rows",
 }
-"""What each run is, in the order of the table."""
+"""Description of each run, in the order of the table's rows."""
 
 _TIERS = ("device", "host", "storage")
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One prompt in one run."""
+    """Figures of one prompt in one run."""
 
     prompt: str  # "period-64/0"
-    run: str
-    cached_tokens: dict[str, int]  # by tier
+    run: str  # a key of RUNS
+    cached_tokens: dict[str, int]  # prefix hit by tier
     ttft_ms: float
-    tokens_per_s: float  # after the first token
+    tokens_per_s: float  # decoding speed after the first token
     accept_length: float | None  # None: no speculation
-    proposals_equal: float | None  # share of proposed tokens equal to the cold run's
-    output_equal: bool  # to the plain run's
+    proposals_equal: float | None  # share of proposed tokens that equal the cold run's
+    output_equal: bool  # the output equals the plain run's
 
     @classmethod
     def of(
@@ -46,7 +46,10 @@ class Row:
         plain: dict[str, Any],
         cold: dict[str, Any],
     ) -> Row:
-        """A row of one completion, compared with the plain and the cold one of its prompt."""
+        """Make a row from ``answer``, compared with the plain and cold runs of its prompt.
+
+        All three are parsed responses of ``/v1/completions``.
+        """
         ids, report = _ids(answer), answer["kvkeep"]
         return cls(
             prompt,
@@ -60,12 +63,12 @@ class Row:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
+        """The row as a dict of JSON types."""
         return dataclasses.asdict(self)
 
 
 def show(rows: list[Row], console: Console) -> bool:
-    """Print the table and what follows from it; whether everything is as it should be."""
+    """Print the tables and the checks; return whether all checks hold."""
     periods = list(dict.fromkeys(_period(row) for row in rows))
     for period in periods:
         console.print(_table(period, rows))
@@ -110,30 +113,28 @@ def _table(period: str, rows: list[Row]) -> Table:
 
 
 def _claims(rows: list[Row]) -> list[tuple[str, bool]]:
-    """What the demo is to show, and whether it does."""
+    """Each check in words, and whether it holds."""
 
     def mean(run: str, period: str, figure: str) -> float:
         return _mean([r for r in rows if r.run == run and _period(r) == period], figure)
 
-    claims = [
-        ("every output equals the one without speculation", all(r.output_equal for r in rows))
-    ]
+    claims = [("every output equals that without speculation", all(r.output_equal for r in rows))]
     for period, limit in (("period-64", 3.5), ("period-200", 2.0)):
         cold = mean("cold", period, "accept_length")
-        claims.append((f"{period}: cold accept length {cold:.2f} >= 7.0", cold >= 7.0))
+        claims.append((f"{period}: cold: accept length {cold:.2f} >= 7.0", cold >= 7.0))
         for run in _TIERS:
             length = mean(run, period, "accept_length")
             equal = mean(run, period, "proposals_equal")
             claims.append(
                 (
-                    f"{period}: a {run} hit keeps it, {length:.2f}, within 2% of cold, "
-                    f"and {equal:.1%} >= 99% of the proposals",
+                    f"{period}: {run} hit: accept length {length:.2f} within 2% of cold, "
+                    f"{equal:.1%} >= 99% of proposals as cold",
                     abs(length - cold) <= 0.02 * cold and equal >= 0.99,
                 )
             )
         stale = mean("stale", period, "accept_length")
         claims.append(
-            (f"{period}: stale draft KV loses it, {stale:.2f} <= {limit}", stale <= limit)
+            (f"{period}: stale draft KV: accept length {stale:.2f} <= {limit}", stale <= limit)
         )
     for tier in _TIERS:
         hits = [row.cached_tokens[tier] > 0 for row in rows if row.run == tier]
@@ -142,7 +143,7 @@ def _claims(rows: list[Row]) -> list[tuple[str, bool]]:
         "stale", "period-200", "tokens_per_s"
     )
     claims.append(
-        (f"period-200: restored decodes {speedup:.1f}x >= 2x as fast as stale", speedup >= 2)
+        (f"period-200: storage hit decodes {speedup:.1f}x >= 2x as fast as stale", speedup >= 2)
     )
     return claims
 
@@ -161,7 +162,10 @@ def _ids(answer: dict[str, Any]) -> list[int]:
 
 
 def _agreement(answer: dict[str, Any], cold: dict[str, Any]) -> float:
-    """Share of the tokens proposed in the cold run that were proposed here at the same place."""
+    """Share of proposed tokens that equal the cold run's at the same round and position.
+
+    A token without a counterpart in the other run counts as different.
+    """
     ours, theirs = answer["kvkeep"]["proposals"], cold["kvkeep"]["proposals"]
     same = sum(
         a == b

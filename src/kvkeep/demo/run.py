@@ -1,8 +1,8 @@
-"""``kvkeep demo``: one prompt from every tier, with its draft's state and without.
+"""``kvkeep demo``: restores prompts from every tier, with and without the draft's KV.
 
-Real server processes answer real HTTP requests. Prompts are token ids, since text made of unique
-tokens does not survive decoding and encoding, and outputs are compared as ids. Every restart ends
-the process and starts a new one over the same storage directory.
+Server processes answer HTTP requests. Every restart ends a process and starts a new one on the same
+storage directory. Prompts are token ids and outputs are compared as token ids, because text made of
+random tokens does not survive decoding and re-encoding.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ _SPECULATIVE = [
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A prompt of the demo, by name."""
+    """One of the demo's prompts."""
 
     name: str  # "period-64/0"
     tokens: list[int]
-    decoy: list[int]  # another prompt, whose draft rows lie in the slots of the stale control
+    decoy: list[int]  # an unrelated prompt, whose draft rows the "stale" run reads
 
 
 def prompts() -> list[Prompt]:
@@ -51,10 +51,10 @@ def prompts() -> list[Prompt]:
 
 
 def run(json_file: Path | None = None) -> bool:
-    """Run the demo and print its table; whether everything came out as it should.
+    """Run the demo and print its report; return whether all checks hold.
 
     Args:
-        json_file: where to write all rows, if anywhere.
+        json_file: also write all rows to this file.
 
     Raises:
         ConfigError: a server did not start.
@@ -96,7 +96,7 @@ def _measure(
     servers: Callable[..., list[Server]],
     done: Callable[[str], None],
 ) -> list[Row]:
-    """All runs of all prompts."""
+    """Run all prompts in all conditions; one row each."""
     both, target_only = _storage(scratch / "both"), _storage(scratch / "target-only")
     results: list[tuple[str, str, dict[str, Any]]] = []
 
@@ -122,8 +122,8 @@ def _measure(
     for prompt in todo:
         ask(again, prompt, "storage")
         ask(masked, prompt, "masked")
-        _complete(stale, prompt.decoy, new_tokens=1)  # its draft rows stay in the slots ...
-        stale.empty("device")  # ... that the prompt gets next
+        _complete(stale, prompt.decoy, new_tokens=1)  # leaves its draft rows in device slots,
+        stale.empty("device")  # which are free now and go to the prompt
         ask(stale, prompt, "stale")
     return _rows(results)
 
@@ -148,7 +148,7 @@ def _complete(server: Server, tokens: list[int], new_tokens: int = NEW_TOKENS) -
 
 
 def _rows(results: list[tuple[str, str, dict[str, Any]]]) -> list[Row]:
-    """Each answer, beside those of the same prompt that it should equal."""
+    """A row for each response, compared with the plain and cold ones of the same prompt."""
     answers = {(name, run_name): answer for name, run_name, answer in results}
     return [
         Row.of(name, run_name, answer, answers[name, "plain"], answers[name, "cold"])

@@ -28,20 +28,20 @@ Answer = TypeVar("Answer", Done, Figures)
 
 
 class EngineLink(Protocol):
-    """What a client needs of an engine, be it a thread or another process."""
+    """The engine's side of the message interface: a thread today, perhaps a process later."""
 
     @property
     def info(self) -> ModelInfo: ...
 
     def send(self, message: Request) -> None:
-        """Hand over a message. Thread-safe, does not block. Raises :class:`Closed`."""
+        """Queue a message for the engine. Thread-safe, does not block. Raises :class:`Closed`."""
 
     def listen(self, callback: Callable[[Reply], None]) -> None:
-        """Have every reply from now on given to ``callback``, on the engine's thread."""
+        """Call ``callback`` on the engine's thread with every reply from now on."""
 
 
 class EngineClient:
-    """Awaitable requests to an engine, from any number of tasks and event loops."""
+    """Asyncio client of an engine. Any number of tasks and event loops may share one."""
 
     def __init__(self, link: EngineLink) -> None:
         self.info = link.info
@@ -50,14 +50,15 @@ class EngineClient:
         link.listen(self._deliver)
 
     async def generate(self, *requests: Generate) -> AsyncGenerator[Output | Finished, None]:
-        """Run ``requests`` together and yield their replies as they come, told apart by ``id``.
+        """Run ``requests`` together and yield their replies as they arrive; ``id`` tells which.
 
-        Ends with the last :class:`Finished`. What still runs is aborted when the iterator is
-        closed, its task is cancelled, or one of the requests fails.
+        The iterator ends after the last :class:`Finished`. It aborts the requests that still run
+        when it is closed, when its task is cancelled, and when one of the requests fails.
 
         Raises:
-            RequestError: the engine refused a request.
-            KvkeepError: a request failed; of the class that the engine named.
+            RequestError: the engine refused a request, or its id is in use.
+            KvkeepError: a request failed. The subclass is the one that the engine named.
+            Closed: the engine was closed.
         """
         running = {request.id for request in requests}
         with self._mailbox(list(running)) as replies:
@@ -78,11 +79,14 @@ class EngineClient:
                         self._link.send(Abort(name))
 
     async def evict(self, tier: str) -> int:
-        """Empty the ``"device"`` or ``"host"`` tier of all that is unpinned; how much that was."""
+        """Evict every unpinned page from ``"device"`` or ``"host"``.
+
+        Returns the number of evicted pages; a page counts once for each group that it loses.
+        """
         return (await self._ask(Evict(_new_id(), tier), Done)).count
 
     async def figures(self) -> dict[str, float]:
-        """The engine's metrics by name, as :class:`~kvkeep.engine.messages.Figures` has them."""
+        """Return the engine's metrics by name; see :class:`~kvkeep.engine.messages.Figures`."""
         return (await self._ask(Ask(_new_id()), Figures)).values
 
     async def _ask(self, message: Evict | Ask, kind: type[Answer]) -> Answer:
@@ -95,7 +99,7 @@ class EngineClient:
 
     @contextlib.contextmanager
     def _mailbox(self, ids: Collection[str]) -> Iterator[asyncio.Queue[Reply]]:
-        """A queue of the replies to ``ids``, for the running event loop."""
+        """Route replies to ``ids`` into one queue of the running event loop."""
         if taken := self._mailboxes.keys() & set(ids):
             raise RequestError(f"request id {min(taken)!r} is in use")
         box = asyncio.get_running_loop(), asyncio.Queue[Reply]()
@@ -107,10 +111,10 @@ class EngineClient:
                 del self._mailboxes[name]
 
     def _deliver(self, reply: Reply) -> None:
-        """On the engine's thread. Replies that nobody waits for any more are dropped."""
+        """Route one reply. Runs on the engine's thread; drops replies without a mailbox."""
         if box := self._mailboxes.get(reply.id):
             loop, queue = box
-            with contextlib.suppress(RuntimeError):  # that loop was closed meanwhile
+            with contextlib.suppress(RuntimeError):  # the loop was closed in the meantime
                 loop.call_soon_threadsafe(queue.put_nowait, reply)
 
 
@@ -119,14 +123,14 @@ def _new_id() -> str:
 
 
 def _error(reply: Reply) -> KvkeepError:
-    """The exception that ``reply`` stands for."""
+    """The exception to raise for ``reply``: of the class it names, if that is one of ours."""
     if isinstance(reply, Failed):
         return _by_name(KvkeepError).get(reply.kind, KvkeepError)(reply.message)
     return InvariantError(f"the engine answered with an unexpected {type(reply).__name__}")
 
 
 def _by_name(root: type[KvkeepError]) -> dict[str, type[KvkeepError]]:
-    """``root`` and every class below it, by name."""
+    """``root`` and all its subclasses, by name."""
     found = {root.__name__: root}
     for child in root.__subclasses__():
         found |= _by_name(child)

@@ -1,7 +1,7 @@
-"""The engine: a thread that takes messages, runs steps and sends replies.
+"""The engine: a thread that receives messages, runs steps and sends replies.
 
-One thread decides and computes: it alone touches the scheduler, the cache and the models. No
-request, and no failure of a step, ends it, and what fails fails the requests concerned only.
+Only this thread touches the scheduler, the cache and the models. A failing request or step fails
+the requests involved and nothing else; the thread goes on serving.
 """
 
 from __future__ import annotations
@@ -40,65 +40,75 @@ from .text import Detokenizer
 
 log = logging.getLogger(__name__)
 
-_IDLE_SECONDS = 0.05  # between ticks while nothing runs
-_BUSY_SECONDS = 0.005  # while bytes are on their way, which wake us when they come
-_PREFILL_TOKENS = 128  # fewer computed at once tell little of how fast prompts are computed
+_IDLE_SECONDS = 0.05  # longest wait between ticks while no request is known
+_BUSY_SECONDS = 0.005  # ... while transfers are in flight; one that lands ends the wait
+_PREFILL_TOKENS = 128  # shorter prefills are not representative of prefill speed
 
 
 class Engine:
-    """Serves one model. Build it, :meth:`listen`, :meth:`start`, :meth:`send`, :meth:`close`.
+    """Serves one model: construct, :meth:`listen`, :meth:`start`, :meth:`send`, :meth:`close`.
+
+    Construction loads the models and allocates the pools. From :meth:`start` on, the engine's own
+    thread runs everything; :meth:`send` and :meth:`close` may be called from other threads. Without
+    :meth:`start`, a caller may run :meth:`turn` itself.
 
     Args:
         config: all settings.
         store: opens the storage tier.
 
     Raises:
-        ConfigError: the settings cannot be served; raised at construction.
+        ConfigError: the models cannot be loaded, or the settings do not fit them or the memory.
     """
 
     def __init__(self, config: EngineConfig, store: OpenStore = open_store) -> None:
         parts = build(config, store)
         self.info: ModelInfo = parts.info
         self.tokenizer: Any = parts.tokenizer
-        self.cache = parts.cache  # this and the scheduler: the engine's thread only
+        self.cache = parts.cache  # cache and scheduler: engine's thread only
         self.scheduler = Scheduler(
             parts.cache, config.chunked_prefill_size, config.max_running, parts.lookahead
         )
         self._target, self._runner = parts.target, parts.runner
         self._sequences: dict[str, tuple[Sequence, Detokenizer]] = {}
         self._seeds = random.Random(config.seed)
-        self._inbox: queue.SimpleQueue[Request | None] = queue.SimpleQueue()  # None: look around
+        self._inbox: queue.SimpleQueue[Request | None] = queue.SimpleQueue()  # None: just wake up
         self.cache.listen(lambda: self._inbox.put(None))
         self._reply: Callable[[Reply], None] = lambda _: None
         self._stepped = False  # the last turn ran a step
-        self._prefill = 0, 0.0  # tokens and seconds of steps of nothing else, since the last draw
-        self._door = threading.Lock()  # a message comes in before ``_closing`` is set, or never
+        self._prefill = 0, 0.0  # tokens, seconds of prefill-only steps since a token was sampled
+        self._send_lock = threading.Lock()  # no message enters the inbox after ``_closing`` is set
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="kvkeep-engine", daemon=True)
 
     def listen(self, callback: Callable[[Reply], None]) -> None:
-        """Have every reply from now on given to ``callback``, on the engine's thread; the last
-        ones on the thread that closes it."""
+        """Call ``callback`` with every reply from now on.
+
+        It runs on the engine's thread; for requests that :meth:`close` fails, on the thread that
+        called :meth:`close`.
+        """
         self._reply = callback
 
     def start(self) -> None:
-        """Begin serving."""
+        """Start the engine's thread."""
         self._thread.start()
 
     def send(self, message: Request) -> None:
-        """Hand over a message. Thread-safe, does not block.
+        """Queue a message for the engine. Thread-safe, does not block.
 
         Raises:
             Closed: the engine was closed.
         """
-        with self._door:
+        with self._send_lock:
             if self._closing.is_set():
                 raise Closed("the engine was closed")
             self._inbox.put(message)
 
     def close(self) -> None:
-        """Fail what still runs, write back what storage has not got yet, and end. Idempotent."""
-        with self._door:
+        """Stop the thread, fail all requests with :class:`Closed`, and close the cache. Idempotent.
+
+        Closing the cache writes pages that storage does not have yet.
+        """
+        with self._send_lock:
             self._closing.set()
         if self._thread.is_alive():
             self._thread.join()
@@ -113,12 +123,15 @@ class Engine:
         while not self._closing.is_set():
             try:
                 self.turn()
-            except Exception as error:  # whatever it was, others are still to be served
-                log.exception("a turn failed")
+            except Exception as error:  # keep serving later requests
+                log.exception("a turn of the engine failed; failing all its requests")
                 self._fail_all(error)
 
     def turn(self) -> None:
-        """Take messages, tick the cache, run a step if there is one. The engine's thread only."""
+        """Handle messages, tick the cache, run one step if anything is ready.
+
+        Engine's thread only. Waits up to 50 ms for a message if there is nothing to compute.
+        """
         self._receive()
         self._stepped = False
         self.cache.tick()
@@ -135,10 +148,10 @@ class Engine:
         try:
             advances = self._runner.step(work)
         except LoadFailed as error:
-            log.warning("a step of %d requests is taken again: %s", len(work), error)
+            log.warning("retrying a step of %d requests: %s", len(work), error)
             return
         except Exception as error:
-            log.exception("a step of %d requests failed", len(work))
+            log.exception("a step failed; failing its %d requests", len(work))
             for one in work:
                 self._fail(one.seq.id, error)
             return
@@ -149,12 +162,18 @@ class Engine:
             try:
                 self._advance(one.seq, old, advance.tokens, now)
             except Exception as error:
-                log.exception("a request failed after its step")
+                log.exception("request %s failed after its step", one.seq.id)
                 self._fail(one.seq.id, error)
 
     def _time_prefill(self, tokens: int, seconds: float, drawn: bool) -> None:
-        """Tell the cache how fast prompts are computed. A step computed so many ``tokens``, 0 if it
-        did anything else; a device may be behind until it draws."""
+        """Measure prefill speed and report it to the cache, for its load-or-recompute decision.
+
+        Args:
+            tokens: prefilled by the step; 0 if it also decoded or waited for a load.
+            seconds: wall time of the step.
+            drawn: the step sampled a token. Only then has an asynchronous device caught up, so
+                chunks of a prompt are summed until it happens.
+        """
         before = self._prefill if tokens else (0, 0.0)
         self._prefill = before[0] + tokens, before[1] + seconds
         if drawn and self._prefill[0] >= _PREFILL_TOKENS:
@@ -163,7 +182,7 @@ class Engine:
             self._prefill = 0, 0.0
 
     def _advance(self, seq: Sequence, old: int, tokens: list[int], now: float) -> None:
-        """A step took ``seq`` from ``old`` tokens to where it is now, and made new ``tokens``."""
+        """Emit and commit what a step did: computed from ``old`` tokens on, sampled ``tokens``."""
         if tokens:
             self._emit(seq, tokens, now)
         self.scheduler.computed(seq, old)
@@ -174,7 +193,7 @@ class Engine:
             self._finish(seq)
 
     def _receive(self) -> None:
-        """Handle what has come in; wait a little if there is nothing else to do."""
+        """Handle all queued messages. Wait briefly for one if there is nothing to compute."""
         wait = _IDLE_SECONDS
         if self._stepped:
             wait = 0.0
@@ -202,24 +221,24 @@ class Engine:
                     self._reply(Figures(message.id, self.figures()))
         except Exception as error:
             if not isinstance(error, KvkeepError):
-                log.exception("a message could not be handled")
+                log.exception("could not handle message %s", message.id)
             self._refuse(message.id, error)
 
     def _accept(self, request: Generate) -> None:
-        """Check a request at the door and put it in line."""
+        """Validate a request and add it to the waiting queue."""
         room = self.info.context_length - len(request.tokens)
         if request.id in self._sequences:
             raise RequestError(f"request id {request.id!r} is in use")
         if not request.tokens:
-            raise RequestError("the prompt is empty: it needs at least one token")
+            raise RequestError("the prompt is empty; it needs at least one token")
         if not 0 <= request.priority <= 255:
             raise RequestError(f"priority must be from 0 to 255, not {request.priority}")
         if min(request.tokens) < 0 or max(request.tokens) >= self.info.vocab_size:
             raise RequestError(f"token ids must be in [0, {self.info.vocab_size})")
         if room < 1:
             raise PromptTooLong(
-                f"the prompt has {len(request.tokens)} tokens; with one to generate, at most "
-                f"{self.info.context_length} fit"
+                f"the prompt has {len(request.tokens)} tokens; the context of "
+                f"{self.info.context_length} must hold it and at least one new token"
             )
         sampling = request.sampling
         fitting = msgspec.structs.replace(sampling, max_tokens=min(sampling.max_tokens, room))
@@ -231,12 +250,12 @@ class Engine:
         self._sequences[request.id] = seq, detokenizer
 
     def _emit(self, seq: Sequence, tokens: list[int], now: float) -> None:
-        """Report new tokens up to the end, if one is among them; what is past it is forgotten."""
+        """Reply with new tokens, up to the first stop condition; drop the tokens after it."""
         detokenizer = self._sequences[seq.id][1]
         seq.times.first_token = seq.times.first_token or now
         seq.times.last_token = now
         kept = self._until_end_token(seq, tokens)
-        shown = kept if seq.finish is None else kept - 1  # an end token is no text
+        shown = kept if seq.finish is None else kept - 1  # a stop token is not part of the text
         text, stopped = detokenizer.push(tokens[:shown])
         if stopped is not None:
             kept, seq.finish = stopped, "stop"
@@ -248,7 +267,7 @@ class Engine:
         self._reply(Output(seq.id, tokens[:kept], text))
 
     def _until_end_token(self, seq: Sequence, tokens: list[int]) -> int:
-        """How many of ``tokens`` come before the end, an end token included."""
+        """Number of ``tokens`` up to the first stop token, inclusive. Sets ``seq.finish``."""
         sampling = seq.request.sampling
         ends = set(sampling.stop_token_ids)
         if not sampling.ignore_eos:
@@ -268,22 +287,22 @@ class Engine:
         self.scheduler.remove(seq)
 
     def _fail_all(self, error: Exception) -> None:
-        """End every request with ``error``, and keep nothing of them."""
+        """Fail every request with ``error`` and release what it holds."""
         for name in list(self._sequences):
             self._fail(name, error)
 
     def _fail(self, name: str, error: Exception) -> None:
         try:
             self._drop(name)
-        except Exception:  # bookkeeping that is wrong already; the others still get an answer
-            log.exception("a request could not be dropped cleanly")
+        except Exception:  # other requests must still get their reply
+            log.exception("could not release request %s cleanly", name)
         self._refuse(name, error)
 
     def _refuse(self, name: str, error: Exception) -> None:
         self._reply(Failed(name, type(error).__name__, str(error)))
 
     def figures(self) -> dict[str, float]:
-        """Counters and gauges of the cache and the scheduler. The engine's thread only."""
+        """Counters and gauges of the cache and the scheduler, by name. Engine's thread only."""
         figures = self.cache.figures() | dict(self.scheduler.counts)
         figures["running_requests"] = len(self.scheduler.running)
         figures["waiting_requests"] = len(self.scheduler.waiting)

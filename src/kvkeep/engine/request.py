@@ -1,4 +1,4 @@
-"""A request while it is being served."""
+"""State of one request while the engine serves it."""
 
 from __future__ import annotations
 
@@ -15,52 +15,52 @@ from .messages import Generate, Usage
 
 @dataclass(slots=True)
 class Times:
-    """When things happened, in monotonic seconds."""
+    """Timestamps of one request, in seconds of ``time.monotonic``. 0: not yet."""
 
     arrived: float = field(default_factory=time.monotonic)
-    scheduled: float = 0.0  # first granted a lease
+    scheduled: float = 0.0  # first step under the first lease
     first_token: float = 0.0
     last_token: float = 0.0
 
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """One request's tokens and how far they are computed. Owned by the scheduler's thread.
+    """One request's tokens and how far they are computed. Engine's thread only.
 
     ::
 
         0              computed            length            computed = length - 1: decoding
         |  KV is final  |  known, to run    |
 
-    Draft rows cover ``[draft_from, computed)``, and row ``computed`` too once ``hidden`` is set:
-    row i needs only token i and what the target made of tokens before.
+    Draft KV rows cover ``[draft_from, computed)``. Once ``hidden`` is set they also include row
+    ``computed``: row i needs only token i and the target's features of the tokens before it.
     """
 
     request: Generate
     seed: int
     prompt_length: int
     buffer: NDArray[np.int32]  # capacity >= length; grows by doubling
-    length: int  # known tokens: prompt and accepted
+    length: int  # known tokens: the prompt and all accepted ones
     computed: int = 0  # tokens whose target KV and draft rows are final
-    draft_from: int = 1  # first draft row that may be attended to, of a stage that is shifted by 1
-    hidden: Any = None  # draft outputs [stages * hidden] in row ``computed``; the runner's
-    warm: bool = False  # working slots hold the state after ``computed`` tokens; the runner's
-    snapshots: list[int] = field(default_factory=list)  # pages, since the last commit
-    lease: Lease | None = None
-    prefetch: Prefetch | None = None
+    draft_from: int = 1  # first draft row that attention may read, for a stage with shift 1
+    hidden: Any = None  # draft outputs [stages * hidden] of row ``computed``; set by the runner
+    warm: bool = False  # working slots hold the state after ``computed`` tokens; set by the runner
+    snapshots: list[int] = field(default_factory=list)  # page indices snapshotted since a commit
+    lease: Lease | None = None  # while running
+    prefetch: Prefetch | None = None  # while waiting
     finish: str | None = None  # why it ended: "stop" or "length"
-    started: bool = False  # computing has begun under this lease
-    reached: int = 0  # the most tokens ever computed; computing one again is a recompute
+    started: bool = False  # a step has completed under this lease
+    most_computed: int = 0  # high-water mark of ``computed``; less than that again is a recompute
     explanation: Explanation | None = None  # of the first lease
     preemptions: int = 0
-    rounds: int = 0  # verify rounds
-    emitted_in_rounds: int = 0  # tokens that those rounds produced
+    rounds: int = 0  # speculative rounds
+    emitted_in_rounds: int = 0  # tokens that those rounds accepted, bonus tokens included
     proposals: list[list[int]] = field(default_factory=list)
     times: Times = field(default_factory=Times)
 
     @classmethod
     def of(cls, request: Generate, seed: int) -> Sequence:
-        """A new sequence; ``seed`` is what its noise is drawn from."""
+        """A new sequence whose sampling noise is seeded with ``seed``."""
         tokens = np.array(request.tokens, dtype=np.int32)
         return cls(request, seed, len(tokens), tokens, len(tokens))
 
@@ -70,22 +70,22 @@ class Sequence:
 
     @property
     def tokens(self) -> NDArray[np.int32]:
-        """``[length]`` int32: prompt and accepted tokens. A view; do not write."""
+        """int32 ``[length]``: the prompt and accepted tokens. A view; do not write to it."""
         return self.buffer[: self.length]
 
     @property
     def generated(self) -> int:
-        """Tokens beyond the prompt."""
+        """Number of tokens after the prompt."""
         return self.length - self.prompt_length
 
     @property
     def to_generate(self) -> int:
-        """Tokens that may still come."""
+        """Tokens left until ``max_tokens``."""
         return self.request.sampling.max_tokens - self.generated
 
     @property
     def decoding(self) -> bool:
-        """Only the last known token has no KV yet, and it was generated."""
+        """True if only the last token has no KV yet, and it is a generated one."""
         return self.computed == self.length - 1 and self.length > self.prompt_length
 
     def extend(self, tokens: list[int]) -> None:
@@ -99,12 +99,12 @@ class Sequence:
         self.length = end
 
     def cut(self, count: int) -> None:
-        """Forget the last ``count`` tokens: they came after the end."""
+        """Drop the last ``count`` tokens, which follow a stop condition."""
         self.length -= count
         self.computed = min(self.computed, self.length)
 
     def usage(self) -> Usage:
-        """What it cost so far."""
+        """The request's usage so far."""
         t, seen = self.times, self.explanation or Explanation()
         return Usage(
             prompt_tokens=self.prompt_length,

@@ -1,8 +1,9 @@
-"""Which requests run in the next step, and how much of each.
+"""Decides which requests run in the next step, and how many tokens of each.
 
-Requests wait for their prefetch, then for room on the device; what runs is grown before every
-step, and when the device is full the youngest gives its slots back and waits again at the front.
-Its whole pages stay in the cache, so little is computed twice.
+A request waits for its prefetch, then for room on the device. Before every step the scheduler grows
+the leases of running requests. When the device is full, it preempts the youngest request, which
+gives its slots back and waits at the front of the queue. Its complete pages stay in the cache, so
+little is recomputed.
 """
 
 from __future__ import annotations
@@ -15,76 +16,82 @@ from ..core.cache import Cache
 from .request import Sequence
 from .runner import Work
 
-_RATIO_AT_REST, _RATIO_DECAY = 0.1, 0.98
+_FIRST_RATIO, _LEAST_RATIO, _RATIO_DECAY = 0.5, 0.1, 0.98
 
 
 class Scheduler:
-    """Continuous batching with chunked prefill over a fixed budget of pages.
+    """Continuous batching with chunked prefill over a fixed number of device pages.
 
-    How many requests fit is a guess about tokens that do not exist yet. The guess is a share of
-    what each may still generate; it shrinks while all goes well and doubles when a request had to
-    be preempted (the idea is SGLang's ``new_token_ratio``).
+    Whether another request fits depends on tokens that have not been generated yet. The scheduler
+    expects each request to generate a fraction of what it may still generate. The fraction decays
+    with every step and doubles at every preemption (SGLang's ``new_token_ratio``).
+
+    Engine's thread only.
 
     Args:
-        cache: where slots come from.
-        chunk: tokens of prefill in one step, over all requests.
-        max_running: requests that hold slots at once.
-        lookahead: tokens past the known ones that a decoding step may write.
+        cache: grants leases and slots.
+        chunk: prefill tokens per step, over all requests.
+        max_running: requests that may hold a lease at once.
+        lookahead: positions after the last known token that a decoding step may write.
     """
 
     def __init__(self, cache: Cache, chunk: int, max_running: int, lookahead: int) -> None:
         self._cache = cache
         self._chunk, self._max_running, self._lookahead = chunk, max_running, lookahead
         self._page = cache.schema.page_tokens
-        self._ratio = 0.5
-        self.waiting: deque[Sequence] = deque()
-        self.running: list[Sequence] = []  # hold a lease, oldest first
+        self._new_token_ratio = _FIRST_RATIO
+        self.waiting: deque[Sequence] = deque()  # no lease; first in line first
+        self.running: list[Sequence] = []  # hold a lease; oldest lease first
         self.counts: Counter[str] = Counter()
 
     def __iter__(self) -> Iterator[Sequence]:
-        """Every sequence that is not finished."""
+        """Iterate over all unfinished sequences."""
         yield from self.running
         yield from self.waiting
 
     def add(self, seq: Sequence) -> None:
-        """A request has arrived: its prefetch starts now."""
+        """Queue a request that has arrived, and start its prefetch."""
         seq.prefetch = self._cache.prefetch(seq.tokens, seq.request.namespace)
         self.waiting.append(seq)
 
     def remove(self, seq: Sequence) -> None:
-        """A request is finished, or nobody wants it any more."""
+        """Remove a finished, failed or aborted request and release what it holds."""
         (self.running if seq.lease else self.waiting).remove(seq)
-        self._give_back(seq)
+        self._release(seq)
 
     def schedule(self) -> list[Work]:
-        """The next step. Empty if nothing can run now: bytes are on their way, or nothing waits."""
+        """Plan the next step: admit, grow, preempt.
+
+        Empty if there is no request, or if all of them wait for transfers in flight.
+        """
         self._admit()
         work, budget = [], self._chunk
         for seq in list(self.running):
-            if seq not in self.running:  # preempted just now
+            if seq not in self.running:  # preempted by an older one in this loop
                 continue
             if not seq.started:
-                self._take_over(seq)
+                self._start_after_hit(seq)
             known = seq.length - seq.computed
-            chunk = known if seq.decoding else min(known, budget, self._to_cut(seq))
+            chunk = known if seq.decoding else min(known, budget, self._tokens_to_cut(seq))
             if chunk and self._grow(seq, chunk):
                 budget -= 0 if seq.decoding else chunk
                 work.append(Work(seq, chunk, seq.to_generate))
-        self._ratio = max(_RATIO_AT_REST, self._ratio * _RATIO_DECAY)
+        self._new_token_ratio = max(_LEAST_RATIO, self._new_token_ratio * _RATIO_DECAY)
         if work:
             self.counts["steps_total"] += 1
             self.counts["step_sequences_total"] += len(work)
         return work
 
     def computed(self, seq: Sequence, before: int) -> None:
-        """A step took ``seq`` from ``before`` tokens to where it is now."""
+        """Account for a completed step that advanced ``seq`` from ``before`` computed tokens."""
         seq.started = True
+        again = max(0, min(seq.most_computed, seq.computed) - before)
         self.counts["computed_tokens_total"] += seq.computed - before
-        self.counts["recomputed_tokens_total"] += max(0, min(seq.reached, seq.computed) - before)
-        seq.reached = max(seq.reached, seq.computed)
+        self.counts["recomputed_tokens_total"] += again
+        seq.most_computed = max(seq.most_computed, seq.computed)
 
     def _admit(self) -> None:
-        """Grant leases in order of arrival, past those whose prefetch is under way."""
+        """Grant leases in order of arrival; skip requests whose prefetch is in flight."""
         for seq in list(self.waiting):
             if len(self.running) >= self._max_running:
                 return
@@ -103,47 +110,52 @@ class Scheduler:
             self.running.append(seq)
 
     def _has_room(self, seq: Sequence) -> bool:
-        """Whether ``seq`` likely fits beside what runs, until all are done."""
+        """Whether ``seq`` and all running requests are expected to fit until they finish."""
         total = sum(self._expected(one) for one in [seq, *self.running])
         return self._cache.fits(seq.tokens, seq.request.namespace, total, self._chunk)
 
     def _expected(self, seq: Sequence) -> int:
-        """Tokens of slots that a sequence will ask for beyond what it has."""
-        new = int(self._ratio * seq.to_generate) + self._lookahead + self._page
+        """Tokens for which a sequence is expected to need slots that it does not hold yet."""
+        new = int(self._new_token_ratio * seq.to_generate) + self._lookahead + self._page
         held = len(seq.lease.slots(self._cache.schema.groups[0].name)) if seq.lease else 0
         return max(0, seq.length + new - held * self._page)
 
-    def _take_over(self, seq: Sequence) -> None:
-        """Begin after the hit. It may be on its way still, and shorter than it was at the last
-        look, where a step was to be taken again."""
+    def _start_after_hit(self, seq: Sequence) -> None:
+        """Set ``seq`` to compute from the end of its prefix hit on.
+
+        Repeated until a first step succeeds: a load that fails in flight shortens the hit.
+        """
         lease = seq.lease
         assert lease is not None
         seq.computed = lease.pages * self._page
         seq.draft_from = 1
-        for group in self._cache.schema.groups:  # the first row after a gap has no source
+        for group in self._cache.schema.groups:  # the first draft row after a gap has no feature
             if first := lease.valid_from(group.name):
                 seq.draft_from = max(seq.draft_from, first * self._page + 1)
         if seq.explanation is None:
             seq.explanation = lease.explanation
             seq.times.scheduled = time.monotonic()
 
-    def _to_cut(self, seq: Sequence) -> int:
-        """Tokens until a snapshot of running state is due."""
+    def _tokens_to_cut(self, seq: Sequence) -> int:
+        """Tokens until the next cut: the position where recurrent state must be snapshotted."""
         cut = seq.lease.next_cut(seq.computed) if seq.lease else None
         return seq.length if cut is None else cut - seq.computed
 
     def _grow(self, seq: Sequence, chunk: int) -> bool:
-        """Slots for the next step of ``seq``, at the cost of the youngest if need be."""
+        """Reserve slots for the next step of ``seq``; preempt the youngest if there are none.
+
+        False if ``seq`` cannot run in this step.
+        """
         assert seq.lease is not None
         end = seq.computed + chunk
         ahead = self._lookahead if end == seq.length else 1
         while not self._cache.grow(seq.lease, end + ahead):
-            if seq.lease.released:  # the cache lost its pages
+            if seq.lease.released:  # by the cache, which repaired its bookkeeping
                 self._preempt(seq)
                 return False
             youngest = self.running[-1]
             if self._cache.making_room or (youngest is seq and len(self.running) == 1):
-                return False  # slots come free when transfers under way have landed
+                return False  # transfers in flight will free slots when they land
             self._preempt(youngest)
             if youngest is seq:
                 return False
@@ -152,15 +164,15 @@ class Scheduler:
     def _preempt(self, seq: Sequence) -> None:
         self.running.remove(seq)
         self.waiting.appendleft(seq)
-        self._give_back(seq)
+        self._release(seq)
         seq.prefetch = self._cache.prefetch(seq.tokens, seq.request.namespace)
         seq.preemptions += 1
         seq.computed, seq.hidden, seq.started = 0, None, False
         seq.warm, seq.snapshots = False, []
-        self._ratio = min(1.0, 2 * self._ratio)
+        self._new_token_ratio = min(1.0, 2 * self._new_token_ratio)
         self.counts["preemptions_total"] += 1
 
-    def _give_back(self, seq: Sequence) -> None:
+    def _release(self, seq: Sequence) -> None:
         if seq.prefetch is not None:
             self._cache.cancel(seq.prefetch)
             seq.prefetch = None

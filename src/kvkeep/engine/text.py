@@ -1,4 +1,4 @@
-"""Tokens to text as they come, and the strings that end it."""
+"""Incremental detokenization and stop strings."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from tokenizers.decoders import DecodeStream
 
 
 class Detokenizer:
-    """The text of one request. Withholds the longest suffix that could begin a stop string.
+    """Detokenizes one request. Holds back the longest suffix that could begin a stop string.
 
     Args:
         tokenizer: a ``tokenizers.Tokenizer``.
-        stop: strings that end the text and are not part of it.
+        stop: strings that end the text; excluded from it.
     """
 
     def __init__(self, tokenizer: Any, stop: Sequence[str] = ()) -> None:
@@ -23,9 +23,10 @@ class Detokenizer:
         self._held = ""
 
     def push(self, tokens: Sequence[int]) -> tuple[str, int | None]:
-        """Text that is certain now, and how many of ``tokens`` come before the end.
+        """Append ``tokens``; return the text that is now final, and where a stop string ended.
 
-        The count includes the token that completed a stop string; None: no stop string yet.
+        The second value counts ``tokens`` up to the one that completed a stop string, inclusive.
+        It is None if no stop string has appeared.
         """
         for count, token in enumerate(tokens, 1):
             self._held += self._decode(token)
@@ -36,14 +37,14 @@ class Detokenizer:
         return self._release(self._withheld()), None
 
     def flush(self) -> str:
-        """What was held back; the text ends without a stop string."""
+        """Return the held-back text, at the end of a text without a stop string."""
         return self._release(0)
 
     def _decode(self, token: int) -> str:
-        """Text that ``token`` completes."""
+        """Text that ``token`` completes; empty inside a multi-token character."""
         try:
             return self._stream.step(self._tokenizer, token) or ""
-        except Exception:  # more bytes have made those before them invalid: begin anew
+        except Exception:  # the token made the pending bytes invalid UTF-8: restart the stream
             self._stream = DecodeStream(skip_special_tokens=True)
             return "\N{REPLACEMENT CHARACTER}" + (self._stream.step(self._tokenizer, token) or "")
 

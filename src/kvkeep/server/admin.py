@@ -1,4 +1,4 @@
-"""What is served, how it is doing, and a way to empty its caches."""
+"""Endpoints for operators: models, health, metrics and eviction."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..schema import Closed
 from .protocol import EvictRequest
 from .service import Service
 
-HEALTH_SECONDS = 20.0  # an engine that does not answer for so long is not healthy
+HEALTH_SECONDS = 20.0  # an engine that takes longer to answer is unhealthy
 
 
 def routes(service: Service) -> APIRouter:
@@ -24,7 +24,7 @@ def routes(service: Service) -> APIRouter:
 
     @router.get("/v1/models")
     async def models() -> dict[str, Any]:
-        """The one model that is served."""
+        """List the one model that this server serves."""
         model = {
             "id": info.name,
             "object": "model",
@@ -37,7 +37,7 @@ def routes(service: Service) -> APIRouter:
 
     @router.get("/health")
     async def health() -> dict[str, str]:
-        """Whether the engine answers; 503 if it does not."""
+        """200 if the engine answers in time, 503 otherwise."""
         try:
             await asyncio.wait_for(service.client.figures(), HEALTH_SECONDS)
         except TimeoutError:
@@ -46,13 +46,13 @@ def routes(service: Service) -> APIRouter:
 
     @router.get("/metrics")
     async def metrics() -> Response:
-        """All metrics in Prometheus' text format."""
+        """All metrics in the Prometheus text format."""
         text = service.metrics.render(await service.client.figures())
         return Response(text, media_type=CONTENT_TYPE_LATEST)
 
     @router.post("/kvkeep/evict")
     async def evict(body: EvictRequest) -> dict[str, Any]:
-        """Empty a memory tier of all that no request holds."""
+        """Evict every page that no request or transfer uses from a memory tier."""
         return {"tier": body.tier, "evicted": await service.client.evict(body.tier)}
 
     return router

@@ -1,4 +1,4 @@
-"""OpenAI's answers, whole or streamed, from the engine's replies."""
+"""Builds OpenAI responses, whole or streamed, from the engine's replies."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ Replies = AsyncGenerator[Output | Finished, None]
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """How the answers of two endpoints differ."""
+    """The parts of a response that differ between completions and chat completions."""
 
-    prefix: str  # of the answer's id
-    name: str  # "object" of a whole answer ...
-    chunk: str  # ... and of a streamed one
-    whole: Callable[[str], dict[str, Any]]  # a choice's text
-    delta: Callable[[str], dict[str, Any]]  # some more text of a choice
-    opening: dict[str, Any]  # what a streamed choice begins with; empty: nothing
+    prefix: str  # of the response's id
+    name: str  # the "object" field of a whole response
+    chunk: str  # the "object" field of a streamed event
+    whole: Callable[[str], dict[str, Any]]  # text -> fields of a whole choice
+    delta: Callable[[str], dict[str, Any]]  # new text -> fields of a streamed choice
+    opening: dict[str, Any]  # fields of a choice's first streamed event; empty: no such event
 
 
 COMPLETION = Shape(
@@ -53,7 +53,7 @@ CHAT = Shape(
 
 @dataclass(slots=True)
 class Choice:
-    """What the engine has said of one prompt so far."""
+    """Replies to one prompt, collected so far."""
 
     texts: list[str] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
@@ -61,7 +61,7 @@ class Choice:
 
 
 class Answer:
-    """The answer to one HTTP request: one choice per prompt, in the order of the prompts."""
+    """The response to one HTTP request: one choice per prompt, in the order of the prompts."""
 
     def __init__(self, shape: Shape, model: str, prompts: int) -> None:
         self._shape = shape
@@ -74,7 +74,7 @@ class Answer:
         self._choices = {name: Choice() for name in self.ids}
 
     async def whole(self, replies: Replies) -> bytes:
-        """Everything at once, as JSON."""
+        """Collect all ``replies``; return the response as JSON."""
         async with aclosing(replies):
             async for reply in replies:
                 choice = self._choices[reply.id]
@@ -98,7 +98,7 @@ class Answer:
         return msgspec.json.encode(body)
 
     async def events(self, replies: Replies, include_usage: bool) -> AsyncGenerator[bytes, None]:
-        """Piece by piece, as server-sent events. A failure becomes an event of its own."""
+        """Yield the response as server-sent events. A failure becomes an error event."""
         index_of = {name: index for index, name in enumerate(self.ids)}
         unopened = set(self.ids) if self._shape.opening else set()
         usage = {"usage": None} if include_usage else {}
@@ -120,7 +120,7 @@ class Answer:
                 yield self._event([], usage=self._usage())
         except Exception as error:
             if not isinstance(error, KvkeepError):
-                logger.exception("a stream failed")
+                logger.exception("a streamed response failed")
             yield _data(describe(error)[1])
         yield b"data: [DONE]\n\n"
 
@@ -131,7 +131,7 @@ class Answer:
         return [choice.finished.usage for choice in self._choices.values() if choice.finished]
 
     def _usage(self) -> dict[str, Any]:
-        """OpenAI's ``usage``, of all choices together."""
+        """OpenAI's ``usage`` object, summed over all choices."""
         usages = self._usages()
         prompt = sum(usage.prompt_tokens for usage in usages)
         completion = sum(usage.completion_tokens for usage in usages)
@@ -149,12 +149,12 @@ def _choice(
 ) -> dict[str, Any]:
     reason = finished.reason if finished else None
     return {"index": index, **content, "logprobs": None, "finish_reason": reason} | {
-        "token_ids": tokens  # beside the text: decoding and encoding need not give them back
+        "token_ids": tokens  # beside the text: re-encoding it may give other tokens
     }
 
 
 def _report(usage: Usage) -> dict[str, Any]:
-    """The ``kvkeep`` object: all of ``usage`` that OpenAI's has no place for."""
+    """The ``kvkeep`` object: the fields of ``usage`` that OpenAI's ``usage`` does not have."""
     report: dict[str, Any] = msgspec.to_builtins(usage)
     for known in ("prompt_tokens", "completion_tokens"):
         del report[known]

@@ -1,4 +1,4 @@
-"""The OpenAI-compatible HTTP interface of an engine."""
+"""The OpenAI-compatible HTTP app."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .service import Service
 
 
 def create_app(client: EngineClient, tokenizer: Tokenizer) -> FastAPI:
-    """An ASGI app that serves ``client``'s engine, and texts by way of ``tokenizer``."""
+    """Return an ASGI app that serves ``client``'s engine and encodes text with ``tokenizer``."""
     app = FastAPI(title="kvkeep")
     service = Service(client, Encoder(tokenizer, client.info.vocab_size))
     for room in (completions, chat, admin):

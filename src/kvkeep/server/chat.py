@@ -1,4 +1,4 @@
-"""``POST /v1/chat/completions``"""
+"""``POST /v1/chat/completions``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def routes(service: Service) -> APIRouter:
 
     @router.post("/v1/chat/completions")
     async def chat(body: ChatRequest, request: Request) -> Response:
-        """Answer a conversation, in the format of the model's own chat template."""
+        """Answer a conversation, formatted with the model's chat template."""
         service.check_model(body.model)
         prompt = await service.encoder.chat(body.messages, body.chat_template_kwargs)
         return await service.answer(request, body, CHAT, [prompt])

@@ -1,4 +1,4 @@
-"""``POST /v1/completions``"""
+"""``POST /v1/completions``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from .answers import COMPLETION
 from .protocol import CompletionRequest
 from .service import Service
 
-DEFAULT_MAX_TOKENS = 16  # OpenAI's
+DEFAULT_MAX_TOKENS = 16  # as in OpenAI's API
 
 
 def routes(service: Service) -> APIRouter:
@@ -17,7 +17,7 @@ def routes(service: Service) -> APIRouter:
 
     @router.post("/v1/completions")
     async def completions(body: CompletionRequest, request: Request) -> Response:
-        """Continue one prompt or several, given as text or as token ids."""
+        """Continue one or more prompts, given as text or as token ids."""
         service.check_model(body.model)
         prompts = await service.encoder.prompts(body.prompt)
         return await service.answer(request, body, COMPLETION, prompts, DEFAULT_MAX_TOKENS)

@@ -1,4 +1,4 @@
-"""Every error as OpenAI's clients expect it: ``{"error": {message, type, param, code}}``."""
+"""Turns errors into OpenAI's format: ``{"error": {message, type, param, code}}``."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _FIELDS = CompletionRequest.model_fields.keys() | ChatRequest.model_fields.keys(
 
 
 def describe(error: Exception) -> tuple[int, dict[str, Any]]:
-    """The HTTP status of ``error`` and the body that tells of it."""
+    """The HTTP status and response body for ``error``."""
     message = str(error)
-    first = message.split(" ", 1)[0]  # by convention the parameter, if it is about one
+    first = message.split(" ", 1)[0]  # by convention the parameter's name, if there is one
     match error:
         case ModelNotFound():
             return 404, _body(message, param="model", code="model_not_found")
@@ -34,11 +34,11 @@ def describe(error: Exception) -> tuple[int, dict[str, Any]]:
         case KvkeepError():
             return 500, _body(message, kind="server_error", code=type(error).__name__)
         case _:
-            return 500, _body("internal error; the server's log has more", kind="server_error")
+            return 500, _body("internal error; see the server's log", kind="server_error")
 
 
 def install(app: FastAPI) -> None:
-    """Have ``app`` answer every error this way."""
+    """Install exception handlers in ``app`` so that every error response has this format."""
 
     @app.exception_handler(KvkeepError)
     @app.exception_handler(Exception)
@@ -53,36 +53,37 @@ def install(app: FastAPI) -> None:
     @app.exception_handler(HTTPException)
     async def refused(request: Request, error: HTTPException) -> Response:
         what = error.detail
-        if what == http.HTTPStatus(error.status_code).phrase:  # nobody had more to say
+        if what == http.HTTPStatus(error.status_code).phrase:  # no detail: name the endpoint
             what = f"{request.method} {request.url.path}: {what}"
         return _json(error.status_code, _body(what), error.headers)
 
     @app.exception_handler(ClientDisconnect)
     async def gone(request: Request, error: ClientDisconnect) -> Response:
-        return Response(status_code=499)  # nobody reads it
+        return Response(status_code=499)  # never sent: the client is gone
 
 
 def _json(status: int, body: dict[str, Any], headers: Mapping[str, str] | None = None) -> Response:
-    # json's ASCII: a message may quote text that is not valid Unicode
+    # ASCII only, because a message may quote text that is not valid Unicode
     return Response(json.dumps(body), status, headers, media_type="application/json")
 
 
 def _invalid(errors: list[dict[str, Any]]) -> dict[str, Any]:
-    """Of what pydantic found, the first field that is wrong."""
+    """The error body for the first invalid field in pydantic's ``errors``."""
     if errors[0]["type"] == "json_invalid":
         return _body(f"the body is not valid JSON: {errors[0]['ctx']['error']}")
     if len(errors[0]["loc"]) < 2:
-        return _body("the body must be a JSON object, with Content-Type: application/json")
+        return _body("the body must be a JSON object, sent with Content-Type: application/json")
     param = str(errors[0]["loc"][1])
     if errors[0]["type"] == "extra_forbidden" and param in NEUTRAL:
         return _body(f"{param} is not supported, except as {NEUTRAL[param][0]!r}", param=param)
     if errors[0]["type"] == "extra_forbidden" and len(errors[0]["loc"]) == 2:
         return _body(f"{param} is not a parameter of this endpoint", param=param)
-    ways = [_way(e) for e in errors if str(e["loc"][1]) == param]  # one per type it may have
-    return _body(f"{param}: " + ", or ".join(dict.fromkeys(ways)), param=param)
+    # a field that may have several types has one error for each
+    reasons = [_reason(e) for e in errors if str(e["loc"][1]) == param]
+    return _body(f"{param}: " + ", or ".join(dict.fromkeys(reasons)), param=param)
 
 
-def _way(error: dict[str, Any]) -> str:
+def _reason(error: dict[str, Any]) -> str:
     inner = ".".join(str(part) for part in error["loc"][2:])
     return f"{error['msg']} ({inner})" if inner else str(error["msg"])
 

@@ -1,4 +1,4 @@
-"""Prometheus metrics: the engine's own figures, and latencies as clients see them."""
+"""Prometheus metrics: the engine's figures, and latencies measured at the HTTP server."""
 
 from __future__ import annotations
 
@@ -13,38 +13,38 @@ from prometheus_client.registry import Collector
 from ..engine.messages import Finished, Output
 
 PREFIX = "kvkeep"
-_STEPS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
+_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 _NAME = re.compile(r"(?P<name>\w+)(?:\{(?P<labels>[^}]*)\})?")
 
 
 class Metrics:
-    """Counts and times requests. One per app, so that two apps in a process do not mix."""
+    """Counts and times requests. Each app has its own, so that apps in one process do not mix."""
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
         self._requests = Counter(
             "http_requests",
-            "Generations by endpoint and outcome: stop, length, abort, error or disconnect",
+            "Generations by endpoint and outcome: stop, length, abort, error, disconnect",
             ("endpoint", "outcome"),
             namespace=PREFIX,
             registry=self._registry,
         )
         self._first = self._seconds("time_to_first_token", "From the request to its first token")
-        self._each = self._seconds("time_per_output_token", "Mean time of each token after that")
+        self._each = self._seconds("time_per_output_token", "Mean time per token after the first")
         self._whole = self._seconds("e2e_request_latency", "From the request to its last token")
 
     def _seconds(self, name: str, text: str) -> Histogram:
         return Histogram(
-            f"{name}_seconds", text, namespace=PREFIX, buckets=_STEPS, registry=self._registry
+            f"{name}_seconds", text, namespace=PREFIX, buckets=_BUCKETS, registry=self._registry
         )
 
     async def watch(
         self, endpoint: str, replies: AsyncGenerator[Output | Finished, None]
     ) -> AsyncGenerator[Output | Finished, None]:
-        """Pass ``replies`` on unchanged, and time them."""
+        """Yield ``replies`` unchanged while counting and timing them."""
         begin = time.perf_counter()
         first: dict[str, float] = {}
-        outcome = "disconnect"  # unless something else happens
+        outcome = "disconnect"  # the consumer closed this generator early, unless set below
         try:
             async for reply in replies:
                 now = time.perf_counter()
@@ -70,14 +70,14 @@ class Metrics:
             self._each.observe((now - first) / (reply.usage.completion_tokens - 1))
 
     def render(self, figures: Mapping[str, float]) -> bytes:
-        """Everything in Prometheus' text format; ``figures`` are the engine's."""
+        """All metrics in the Prometheus text format; ``figures`` are the engine's."""
         engine = CollectorRegistry()
         engine.register(_Figures(figures))
         return generate_latest(self._registry) + generate_latest(engine)
 
 
 class _Figures(Collector):
-    """The engine's figures: names that end in ``_total`` are counters, all others gauges."""
+    """Exports the engine's figures: names ending in ``_total`` as counters, others as gauges."""
 
     def __init__(self, figures: Mapping[str, float]) -> None:
         self._figures = figures

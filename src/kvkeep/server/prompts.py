@@ -1,4 +1,4 @@
-"""From what clients write to tokens."""
+"""Encodes prompts and chats into tokens."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from .protocol import Message, Prompt
 
 
 class Tokenizer(Protocol):
-    """What the server needs of a Hugging Face tokenizer."""
+    """The part of a Hugging Face tokenizer that the server uses."""
 
     @property
     def chat_template(self) -> Any:
-        """None: the model has none."""
+        """A Jinja template, or None if the model has none."""
 
     @property
     def encode(self) -> Any: ...
@@ -27,36 +27,41 @@ class Tokenizer(Protocol):
 
 
 class Encoder:
-    """Makes tokens of prompts and chats, beside the event loop: a long text takes a while."""
+    """Encodes prompts and chats in a worker thread, so that long texts do not block the loop."""
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
-        self._turn = asyncio.Lock()  # Hugging Face's tokenizers are not thread-safe
+        self._tokenizer_lock = asyncio.Lock()  # Hugging Face tokenizers are not thread-safe
 
     async def prompts(self, prompt: Prompt) -> list[list[int]]:
-        """Each of the prompts that ``prompt`` stands for: one or several, as text or as tokens.
+        """Tokens of each prompt in ``prompt``, which is one or several, text or token ids.
 
         Raises:
-            RequestError: a prompt is empty, or not Unicode, or has a token out of the vocabulary.
+            RequestError: a prompt is empty, is not valid Unicode, or has a token outside the
+                vocabulary.
         """
         one = isinstance(prompt, str) or not prompt or isinstance(prompt[0], int)
         several = cast(list[str | list[int]], [prompt] if one else prompt)
         return [await self._encode(each, special=True) for each in several]
 
     async def chat(self, messages: list[Message], variables: dict[str, Any]) -> list[int]:
-        """``messages`` in the model's own format, with the opening of its turn.
+        """Tokens of ``messages`` in the model's chat template, with the generation prompt.
+
+        Args:
+            variables: further variables of the template.
 
         Raises:
-            RequestError: the model has no chat template, or its template refuses the messages.
+            RequestError: the model has no chat template, the template rejects the messages, or
+                ``variables`` sets a parameter of ``apply_chat_template``.
         """
         if self._tokenizer.chat_template is None:
-            raise RequestError("messages need a chat template, and this model has none")
+            raise RequestError("messages need a chat template, which this model does not have")
         if not messages:
             raise RequestError("messages must not be empty")
         render = self._tokenizer.apply_chat_template
-        own = inspect.signature(render).parameters.keys() - {"add_generation_prompt"}
-        if forbidden := own & variables.keys():
+        reserved = inspect.signature(render).parameters.keys() - {"add_generation_prompt"}
+        if forbidden := reserved & variables.keys():
             raise RequestError(f"chat_template_kwargs must not set {min(forbidden)!r}")
         turns = [message.flat() for message in messages]
         try:
@@ -72,9 +77,9 @@ class Encoder:
             return self._checked(prompt)
         try:
             prompt.encode()
-        except UnicodeEncodeError as error:  # JSON can spell half a surrogate pair
+        except UnicodeEncodeError as error:  # JSON can contain a lone surrogate
             raise RequestError(f"prompt is not valid Unicode: {error.reason}") from None
-        async with self._turn:
+        async with self._tokenizer_lock:
             encode = self._tokenizer.encode
             return list(await asyncio.to_thread(encode, prompt, add_special_tokens=special))
 

@@ -1,4 +1,4 @@
-"""What clients may send: OpenAI's requests, and the fields that kvkeep and SGLang add to them."""
+"""Request bodies: OpenAI's fields, and the ones that SGLang and kvkeep add."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ IGNORED = (
     *("metadata", "prompt_cache_key", "prompt_cache_retention", "safety_identifier"),
     *("service_tier", "store", "user"),
 )
-"""Fields of OpenAI's that change nothing in what is generated."""
+"""OpenAI's fields that do not affect generation. Accepted and ignored."""
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "best_of": (1,),
@@ -35,7 +35,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "tools": ([],),
     "top_logprobs": (0,),
 }
-"""Fields that are not supported, with the values that ask for nothing."""
+"""Unsupported fields, each with its neutral values. Only a neutral value is accepted."""
 
 Tokens = Annotated[list[int], Field(fail_fast=True)]
 Prompt = (
@@ -47,47 +47,47 @@ Prompt = (
 
 
 class Strict(BaseModel):
-    """No coercion, no NaN, no field that nobody reads. ``null`` is the same as absent."""
+    """Rejects type coercion, NaN and unknown fields. Treats ``null`` as absent."""
 
     model_config = ConfigDict(strict=True, allow_inf_nan=False, extra="forbid")
 
     @model_validator(mode="before")
     @classmethod
-    def _drop_what_asks_for_nothing(cls, data: Any) -> Any:
+    def _drop_neutral_fields(cls, data: Any) -> Any:
         if not isinstance(data, dict):
             return data
         return {
             name: value
             for name, value in data.items()
-            if name in cls.model_fields or not _asks_for_nothing(name, value)
+            if name in cls.model_fields or not _is_neutral(name, value)
             if value is not None
         }
 
 
-def _asks_for_nothing(name: str, value: Any) -> bool:
+def _is_neutral(name: str, value: Any) -> bool:
     return name in IGNORED or any(
         value == neutral and type(value) is type(neutral) for neutral in NEUTRAL.get(name, ())
     )
 
 
 class StreamOptions(Strict):
-    """How a stream is sent."""
+    """OpenAI's ``stream_options``."""
 
     include_usage: bool = False
-    include_obfuscation: bool = False  # padding is never sent
+    include_obfuscation: bool = False  # ignored: kvkeep never sends padding
 
 
 class KvkeepOptions(Strict):
     """The ``kvkeep`` object of a request."""
 
-    speculate: bool = True  # False: no draft model for this request
-    report_proposals: bool = False  # answer with every proposal of the draft
+    speculate: bool = True  # False: decode this request without the draft model
+    report_proposals: bool = False  # return all draft proposals
 
 
 class GenerationRequest(Strict):
-    """What completions and chats have in common."""
+    """Fields that completions and chat completions share."""
 
-    model: str | None = None  # None: the one that is served
+    model: str | None = None  # None: the served model
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
     temperature: float = 1.0
@@ -95,29 +95,29 @@ class GenerationRequest(Strict):
     top_k: int = -1
     seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)
     max_tokens: int | None = None
-    max_completion_tokens: int | None = None  # OpenAI's newer name of max_tokens
+    max_completion_tokens: int | None = None  # OpenAI's newer name for max_tokens; wins over it
     stop: str | list[str] = []
     stop_token_ids: Tokens = []
     ignore_eos: bool = False
-    cache_salt: str = ""  # prefixes are shared only between requests of one salt ...
-    extra_key: str = ""  # ... and one extra key
-    priority: int = Field(default=0, ge=0, le=255)  # how long its pages should stay cached
+    cache_salt: str = ""  # requests share prefixes only if their cache_salt is equal ...
+    extra_key: str = ""  # ... and their extra_key, too
+    priority: int = Field(default=0, ge=0, le=255)  # eviction order "priority": lowest goes first
     kvkeep: KvkeepOptions = KvkeepOptions()
 
     @property
     def namespace(self) -> str:
-        """Salt and extra key, joined so that no two pairs give the same name."""
+        """The cache namespace: salt and extra key, joined injectively. Empty if both are."""
         pair = [self.cache_salt, self.extra_key]
         return json.dumps(pair) if any(pair) else ""
 
     @property
     def limit(self) -> int | None:
-        """The number of new tokens asked for, if the request says."""
+        """Maximum number of new tokens; None if the request does not set one."""
         both = self.max_completion_tokens, self.max_tokens
         return next((limit for limit in both if limit is not None), None)
 
     def sampling(self, max_tokens: int) -> Sampling:
-        """How to choose tokens.
+        """The request's sampling parameters.
 
         Raises:
             RequestError: a value is out of range.
@@ -141,14 +141,14 @@ class CompletionRequest(GenerationRequest):
 
 
 class TextPart(Strict):
-    """The one kind of message part that is supported."""
+    """A text part of a message: the only supported kind."""
 
     type: Literal["text"]
     text: str
 
 
 class Message(BaseModel):
-    """One turn of a chat. Further fields go to the model's template as they are."""
+    """One message of a chat. Unknown fields are passed to the chat template unchanged."""
 
     model_config = ConfigDict(strict=True, allow_inf_nan=False, extra="allow")
 
@@ -156,7 +156,7 @@ class Message(BaseModel):
     content: str | list[TextPart]
 
     def flat(self) -> dict[str, Any]:
-        """With the content as one string, which is what templates expect."""
+        """The message with its content as one string, as chat templates expect it."""
         parts = self.content
         text = parts if isinstance(parts, str) else "".join(part.text for part in parts)
         return self.model_dump() | {"content": text}
@@ -166,7 +166,7 @@ class ChatRequest(GenerationRequest):
     """Body of ``POST /v1/chat/completions``."""
 
     messages: list[Message]
-    chat_template_kwargs: dict[str, Any] = {}  # variables of the model's own template
+    chat_template_kwargs: dict[str, Any] = {}  # further variables of the chat template
 
 
 class EvictRequest(Strict):

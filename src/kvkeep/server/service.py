@@ -1,4 +1,4 @@
-"""From a checked HTTP request to its answer: what all generating endpoints share."""
+"""The path from a validated HTTP request to its response, shared by all generating endpoints."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """What the endpoints of one app work with."""
+    """What the endpoints of one app share: engine client, encoder, metrics."""
 
     client: EngineClient
     encoder: Encoder
@@ -35,7 +35,7 @@ class Service:
     def check_model(self, name: str | None) -> None:
         """Raises :class:`ModelNotFound` unless ``name`` is served here."""
         if name not in (None, self.client.info.name):
-            raise ModelNotFound(f"model {name!r} is not served here, {self.client.info.name!r} is")
+            raise ModelNotFound(f"model {name!r} is not served here; {self.client.info.name!r} is")
 
     async def answer(
         self,
@@ -45,14 +45,16 @@ class Service:
         prompts: list[list[int]],
         default_limit: int | None = None,
     ) -> Response:
-        """Generate from ``prompts``, and answer in the way that ``body`` asks for.
+        """Generate from ``prompts`` and respond, whole or streamed as ``body`` asks.
 
         Args:
-            default_limit: new tokens where ``body`` gives no limit; None: what the context leaves.
+            prompts: token ids of each prompt.
+            default_limit: maximum of new tokens if ``body`` sets none; None: up to the context.
 
         Raises:
-            RequestError: a prompt is too long or a sampling parameter is out of range.
-            ClientDisconnect: the client went away; the engine was told.
+            PromptTooLong: a prompt and its new tokens exceed the context.
+            RequestError: a sampling parameter is out of range.
+            ClientDisconnect: the client disconnected; its requests were aborted.
         """
         answer = Answer(shape, self.client.info.name, len(prompts))
         generates = [
@@ -72,7 +74,7 @@ class Service:
         if not body.stream:
             whole = await while_connected(request, answer.whole(replies))
             return Response(whole, media_type="application/json")
-        # The first reply decides between a stream and an error with a status of its own.
+        # Wait for the first reply: a request that fails before it gets an HTTP error status.
         first = await while_connected(request, _next(replies))
         return EventStream(
             answer.events(_after(first, replies), body.stream_options.include_usage),
@@ -81,26 +83,26 @@ class Service:
         )
 
     def _limit(self, body: GenerationRequest, prompt: int, default: int | None) -> int:
-        """New tokens that a request may get."""
+        """Maximum number of new tokens for a prompt of ``prompt`` tokens."""
         context = self.client.info.context_length
         room = context - prompt
         if room < 1:
             raise PromptTooLong(
                 f"the prompt has {prompt} tokens; with at least one new token "
-                f"that is more than the context of {context}"
+                f"it exceeds the context of {context}"
             )
         if body.limit is None:
             return room if default is None else min(default, room)
         if body.limit > room:
             raise PromptTooLong(
-                f"the prompt has {prompt} tokens and {body.limit} more were asked for; "
-                f"together that is more than the context of {context}"
+                f"the prompt has {prompt} tokens and the request asks for {body.limit} more; "
+                f"together they exceed the context of {context}"
             )
         return body.limit
 
 
 class EventStream(StreamingResponse):
-    """A streaming response that closes its source, also when the client goes away."""
+    """A streaming response that closes its iterator, also if the client disconnects."""
 
     body_iterator: AsyncGenerator[bytes, None]
 
@@ -110,10 +112,10 @@ class EventStream(StreamingResponse):
 
 
 async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """Do ``work``; cancel it when the client goes away.
+    """Await ``work``; cancel it if the client disconnects first.
 
     Raises:
-        ClientDisconnect: it did.
+        ClientDisconnect: the client disconnected first.
     """
     task = asyncio.create_task(work)
     gone = asyncio.create_task(_disconnected(request))
