@@ -20,7 +20,7 @@ from kvkeep.bench import decode
 from kvkeep.bench.measure import one_thread
 from kvkeep.engine import runner
 from kvkeep.engine.core import Engine
-from kvkeep.models.attention_torch import TorchPlan
+from kvkeep.models.attention.cascade import TorchPlan
 
 
 class Clock:

@@ -18,10 +18,10 @@ from test_attention import CASES, DIM, OPTIONS, PAGE, SCALE, Options, packed, pl
 from torch import Tensor
 from torch.nn.attention import varlen
 
-from kvkeep.models import attention_varlen
-from kvkeep.models.attention import Part, Scoring
-from kvkeep.models.attention_paged import PagedAttention
-from kvkeep.models.attention_torch import TorchAttention
+from kvkeep.models.attention import flash
+from kvkeep.models.attention.cascade import TorchAttention
+from kvkeep.models.attention.interface import Part, Scoring
+from kvkeep.models.attention.paged import PagedAttention
 
 PAGED = PagedAttention(DEVICE)
 
@@ -131,9 +131,9 @@ def test_flash_attention_of_pytorch_is_tried_before_it_is_used(
         return torch.cat(out), torch.cat(totals, 1)
 
     monkeypatch.setattr(varlen, "varlen_attn", varlen_attn)
-    for cached in (attention_varlen._works, attention_varlen._parameters):
+    for cached in (flash._works, flash._parameters):
         cached.cache_clear()
-    assert attention_varlen._works(DEVICE, torch.float32, 4, (PAGE, 2, DIM)) == right
+    assert flash._works(DEVICE, torch.float32, 4, (PAGE, 2, DIM)) == right
 
 
 @pytest.mark.skipif(DEVICE.type == "cuda", reason="there is a device to compile for")

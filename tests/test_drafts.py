@@ -15,8 +15,8 @@ from torch import Tensor
 
 from kvkeep.engine.request import Sequence
 from kvkeep.models.base import Draft
-from kvkeep.models.drafts import load_draft
-from kvkeep.models.hf import Target, load_target
+from kvkeep.models.drafts.loading import load_draft
+from kvkeep.models.target.hf import Target, load_target
 
 torch.set_num_threads(1)
 LENGTHS = (1, 37, 18)

@@ -22,7 +22,7 @@ from torch import Tensor
 from kvkeep.engine.request import Sequence
 from kvkeep.engine.runner import Runner, Work
 from kvkeep.models.base import KV_DTYPES, Pools, Run, Source, Stage
-from kvkeep.models.hf import Target, load_target
+from kvkeep.models.target.hf import Target, load_target
 from kvkeep.schema import Component, Group, Identity, Schema
 
 torch.set_num_threads(1)

@@ -30,8 +30,8 @@ from torch.nn import functional
 from kvkeep.engine.request import Sequence
 from kvkeep.engine.runner import Runner, Work
 from kvkeep.models.base import Draft
-from kvkeep.models.drafts import load_draft
-from kvkeep.models.hf import Target, load_target
+from kvkeep.models.drafts.loading import load_draft
+from kvkeep.models.target.hf import Target, load_target
 
 torch.set_num_threads(1)
 NEW, SLOTS = 24, 512

@@ -20,7 +20,7 @@ from kvkeep.core.lease import Lease
 from kvkeep.core.policy import Policy
 from kvkeep.media.memory import Memory
 from kvkeep.models.base import Run
-from kvkeep.models.hf import Target, load_target
+from kvkeep.models.target.hf import Target, load_target
 from kvkeep.schema import Identity, Schema
 from kvkeep.stores.file import FileStore
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from ..models.base import Draft, Pools, Run
-from ..models.target import Target
+from ..models.target.model import Target
 from .request import Sequence
 from .sampling import Draw, sample
 from .speculation import Chain, Rebuild, Speculator

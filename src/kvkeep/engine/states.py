@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from ..models.base import Pools, Run
-from ..models.target import Target
+from ..models.target.model import Target
 from ..schema import InvariantError
 from .request import Sequence
 

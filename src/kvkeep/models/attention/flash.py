@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from . import attention_kernel
-from .attention import Scoring
+from . import kernels
 from .blocks import Blocks
+from .interface import Scoring
 
 _NEEDED = {"block_table", "enable_gqa", "return_aux", "scale", "seqused_k"}
 
@@ -39,7 +39,7 @@ def takes(query: Tensor, keys: Tensor, values: Tensor, blocks: Blocks, scoring: 
 
 
 def attend(query: Tensor, keys: Tensor, values: Tensor, blocks: Blocks, scoring: Scoring) -> Tensor:
-    """See :meth:`~kvkeep.models.attention.Plan.attend`."""
+    """See :meth:`~kvkeep.models.attention.interface.Plan.attend`."""
     from torch.nn.attention import varlen
 
     ends = blocks.positions[blocks.begins[1:].long() - 1] + 1
@@ -74,7 +74,7 @@ def _works(device: torch.device, dtype: torch.dtype, heads: int, page: tuple[int
     )  # fmt: skip
     query, keys, values = random(3, heads, page[2]), random(3, *page), random(3, *page)
     scoring = Scoring(page[2] ** -0.5, sinks=random(heads))
-    expected = attention_kernel.attend(query, keys, values, blocks, scoring, 1)
+    expected = kernels.attend(query, keys, values, blocks, scoring, 1)
     try:
         found = attend(query, keys, values, blocks, scoring)
     except (RuntimeError, TypeError, ValueError):

@@ -18,12 +18,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .attention import Part, Scoring
+from .interface import Part, Scoring
 from .layout import Layout, Span, lay_out
 
 
 class TorchAttention:
-    """An :class:`~kvkeep.models.attention.Attention`."""
+    """An :class:`~kvkeep.models.attention.interface.Attention`."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -34,7 +34,7 @@ class TorchAttention:
 
 @dataclass(frozen=True, slots=True)
 class TorchPlan:
-    """A :class:`~kvkeep.models.attention.Plan`."""
+    """A :class:`~kvkeep.models.attention.interface.Plan`."""
 
     layout: Layout
 

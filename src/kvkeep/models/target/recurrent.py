@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .base import Pools, Run
+from ..base import Pools, Run
 from .survey import STATE, Inventory
 
 
@@ -42,7 +42,8 @@ def load(
     """Put the running states of ``runs`` into the layers of transformers' cache object.
 
     A state of zeros is a sequence's beginning, so there is no such thing as no state: ``cache`` is
-    the one that :func:`~kvkeep.models.survey.states` looked at, and its layers update in place.
+    the one that :func:`~kvkeep.models.target.survey.states` looked at, and its layers update in
+    place.
     """
     working = [int(run.tables.working(STATE)[0]) for run in runs]
     slots = torch.tensor(working, dtype=torch.int64, device=device)

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from ..schema import Component, Group, UnsupportedModel
-from .base import DTYPE_NAMES, Pools
+from ...schema import Component, Group, UnsupportedModel
+from ..base import DTYPE_NAMES, Pools
 
 FULL, WINDOW, STATE = "full", "window", "state"  # group names
 STATE_KINDS = ("conv", "recurrent")  # a cache layer has ``conv_states`` and ``recurrent_states``

@@ -18,11 +18,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..schema import ConfigError, UnsupportedModel
-from .base import DTYPE_NAMES, KV_DTYPES, Step, read_config, weights_digest
+from ...schema import ConfigError, UnsupportedModel
+from ..base import DTYPE_NAMES, KV_DTYPES, Step, read_config, weights_digest
+from .model import StepCache, Target
 from .proof import expected_logits, prove, short_windows
 from .survey import Inventory, Survey, states
-from .target import StepCache, Target
 
 __all__ = ["Target", "adopt", "load_target", "load_tokenizer", "rope"]
 

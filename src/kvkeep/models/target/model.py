@@ -10,11 +10,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from ..schema import Group
+from ...schema import Group
+from ..attention.interface import attention_on
+from ..base import DTYPE_NAMES, Pools, Run, Step
+from ..graphs import Graphs, Tensors
 from . import recurrent
-from .attention import attention_on
-from .base import DTYPE_NAMES, Pools, Run, Step
-from .graphs import Graphs, Tensors
 from .paged import Paged
 from .survey import Inventory
 

@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..schema import DraftMismatch, UnsupportedModel
-from .base import Source, weights_digest
+from ...schema import DraftMismatch, UnsupportedModel
+from ..base import Source, weights_digest
+from ..target.model import Target
 from .decoder import DecoderDraft, Memory, Shapes, Sizes, fed_by, read_weights
-from .target import Target
 
 _PREFIX = "midlayer."
 
@@ -51,7 +51,7 @@ class Eagle3Draft(DecoderDraft):
 
 
 def load(directory: Path, config: Mapping[str, Any], target: Target) -> Eagle3Draft:
-    """See :func:`~kvkeep.models.drafts.load_draft`."""
+    """See :func:`~kvkeep.models.drafts.loading.load_draft`."""
     sizes = Sizes.of(config, target.vocab_size)
     _check_config(config)
     aux_layers = _aux_layers(config, target.num_layers)

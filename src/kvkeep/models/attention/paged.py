@@ -14,17 +14,17 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from . import attention_kernel, attention_varlen
-from .attention import Part, Scoring
-from .attention_torch import TorchPlan, write_rows
+from . import flash, kernels
 from .blocks import Blocks, block_tables
+from .cascade import TorchPlan, write_rows
+from .interface import Part, Scoring
 from .layout import lay_out
 
 _PROGRAMS = 8  # of a device that cannot tell: a CPU, with Triton's interpreter
 
 
 class PagedAttention:
-    """An :class:`~kvkeep.models.attention.Attention`."""
+    """An :class:`~kvkeep.models.attention.interface.Attention`."""
 
     def __init__(self, device: torch.device) -> None:
         self._device, self._programs = device, _PROGRAMS
@@ -39,7 +39,7 @@ class PagedAttention:
 
 @dataclass(frozen=True)
 class PagedPlan:
-    """A :class:`~kvkeep.models.attention.Replayable`."""
+    """A :class:`~kvkeep.models.attention.interface.Replayable`."""
 
     blocks: Blocks
     programs: int
@@ -53,9 +53,9 @@ class PagedPlan:
         write_rows(pool, self.blocks.index, rows)
 
     def attend(self, query: Tensor, keys: Tensor, values: Tensor, scoring: Scoring) -> Tensor:
-        if attention_varlen.takes(query, keys, values, self.blocks, scoring):
-            return attention_varlen.attend(query, keys, values, self.blocks, scoring)
-        return attention_kernel.attend(query, keys, values, self.blocks, scoring, self.programs)
+        if flash.takes(query, keys, values, self.blocks, scoring):
+            return flash.attend(query, keys, values, self.blocks, scoring)
+        return kernels.attend(query, keys, values, self.blocks, scoring, self.programs)
 
     def gather(self, pool: Tensor, dtype: torch.dtype) -> Tensor:
         return self._gathering.gather(pool, dtype)

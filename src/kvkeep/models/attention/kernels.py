@@ -15,8 +15,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .attention import Scoring
 from .blocks import Blocks
+from .interface import Scoring
 
 _TILE = 64  # rows of a matrix product, or as many as there are query heads to a key head
 _KEYS = 1 << 14  # bytes of a block of keys, and of values: what fits into shared memory
@@ -26,7 +26,7 @@ _SPLITS = 32  # programs that share a row, at most
 def attend(
     query: Tensor, keys: Tensor, values: Tensor, blocks: Blocks, scoring: Scoring, programs: int
 ) -> Tensor:
-    """See :meth:`~kvkeep.models.attention.Plan.attend`.
+    """See :meth:`~kvkeep.models.attention.interface.Plan.attend`.
 
     Args:
         programs: that keep the device busy; rows are split until there are so many.

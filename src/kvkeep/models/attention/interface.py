@@ -102,9 +102,9 @@ class Attention(Protocol):
 def attention_on(device: torch.device) -> Attention:
     """What computes attention on ``device``."""
     if device.type == "cuda" and find_spec("triton"):
-        from .attention_paged import PagedAttention  # here, as it needs what is above
+        from .paged import PagedAttention  # here, as it needs what is above
 
         return PagedAttention(device)
-    from .attention_torch import TorchAttention
+    from .cascade import TorchAttention
 
     return TorchAttention(device)

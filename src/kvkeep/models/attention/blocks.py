@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from .attention import Part
+from .interface import Part
 
 _WIDTH = 64  # pages; tables are as wide as this times a power of four
 
@@ -79,7 +79,7 @@ class Blocks:
 def block_tables(
     parts: Sequence[Part], page_tokens: int, window: int | None, device: torch.device
 ) -> Blocks:
-    """See :meth:`~kvkeep.models.attention.Attention.plan`."""
+    """See :meth:`~kvkeep.models.attention.interface.Attention.plan`."""
     counts = np.array([part.rows for part in parts])
     begins = np.concatenate(([0], counts.cumsum()))
     starts, firsts = np.array([(part.start, part.first) for part in parts]).T

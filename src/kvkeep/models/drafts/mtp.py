@@ -21,10 +21,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..schema import DraftMismatch, UnsupportedModel
-from .base import Source, weights_digest
+from ...schema import DraftMismatch, UnsupportedModel
+from ..base import Source, weights_digest
+from ..target.model import Target
 from .decoder import DecoderDraft, Memory, Shapes, Sizes, check_hidden, fed_by, read_weights
-from .target import Target
 
 _PREFIX = "model.mtp_layers."
 _NORMS = ("token_layernorm", "hidden_layernorm", "input_layernorm", "final_layernorm")
@@ -48,7 +48,10 @@ class MtpDraft(DecoderDraft):
 
 
 def load(directory: Path, config: Mapping[str, Any], target: Target) -> MtpDraft:
-    """See :func:`~kvkeep.models.drafts.load_draft`. The directory may hold the whole target."""
+    """See :func:`~kvkeep.models.drafts.loading.load_draft`.
+
+    The directory may hold the whole target.
+    """
     sizes = Sizes.of(config, target.vocab_size)
     check_hidden(sizes, target)
     count = config.get("num_nextn_predict_layers") or 0

@@ -14,11 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..media.arrival import Arrival
-from ..schema import DraftMismatch, Group, UnsupportedModel
-from . import hf
-from .base import Pools, Run, Source, Stage, Tables
-from .target import Target
+from ...media.arrival import Arrival
+from ...schema import DraftMismatch, Group, UnsupportedModel
+from ..base import Pools, Run, Source, Stage, Tables
+from ..target import hf
+from ..target.model import Target
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,10 @@ class StandaloneDraft:
 
 
 def load(directory: Path, target: Target) -> StandaloneDraft:
-    """See :func:`~kvkeep.models.drafts.load_draft`. It runs where and in what the target does."""
+    """See :func:`~kvkeep.models.drafts.loading.load_draft`.
+
+    It runs where and in what the target does.
+    """
     dtype = str(target.dtype).removeprefix("torch.")
     model = hf.load_target(directory, dtype, str(target.device))
     model.graphs = target.graphs

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from .attention import Part
+from .interface import Part
 
 _SHARED = 512  # tokens that a run saves the reading of; with fewer, merging costs more
 _STACKED = 1024  # tokens of a stack, padding included; longer sequences gain nothing by it
@@ -49,7 +49,7 @@ class Layout:
 def lay_out(
     parts: Sequence[Part], page_tokens: int, window: int | None, device: torch.device
 ) -> Layout:
-    """See :meth:`~kvkeep.models.attention.Attention.plan`."""
+    """See :meth:`~kvkeep.models.attention.interface.Attention.plan`."""
     batch = _Batch(parts, page_tokens, window, device)
     shared = _shared(parts, page_tokens) if window is None else []
     alone = set(range(len(parts))).difference(*(members for members, _ in shared))

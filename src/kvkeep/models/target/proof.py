@@ -15,12 +15,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..media.arrival import Arrival
-from ..media.memory import TORCH_DTYPES
-from ..schema import UnsupportedModel
-from .base import Run
+from ...media.arrival import Arrival
+from ...media.memory import TORCH_DTYPES
+from ...schema import UnsupportedModel
+from ..base import Run
+from .model import Target
 from .survey import STATE
-from .target import Target
 
 _CHUNKS = ((0, 13), (13, 26))  # then single tokens
 _LENGTH, _OTHER = 32, 5  # tokens of the sequence that is compared, and of another

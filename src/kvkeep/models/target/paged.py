@@ -7,9 +7,9 @@ from typing import Any
 
 from torch import Tensor
 
-from ..media.arrival import Arrival
-from .attention import Attention, Part, Plan, Replayable, Scoring
-from .base import Pools, Run
+from ...media.arrival import Arrival
+from ..attention.interface import Attention, Part, Plan, Replayable, Scoring
+from ..base import Pools, Run
 from .survey import FULL, WINDOW, Inventory
 
 

@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ..schema import UnsupportedModel
+from ...schema import UnsupportedModel
+from ..base import Draft, read_config
+from ..target.model import Target
 from . import eagle1, eagle3, mtp, standalone
-from .base import Draft, read_config
-from .target import Target
 
 EAGLE3 = "LlamaForCausalLMEagle3"
 

@@ -13,12 +13,12 @@ from safetensors import safe_open
 from torch import Tensor
 from torch.nn import functional
 
-from ..schema import Component, DraftMismatch, Group, UnsupportedModel
-from . import hf
-from .attention import Part, Plan, Replayable, Scoring
-from .base import Pools, Run, Source, Stage
-from .graphs import Tensors
-from .target import Target
+from ...schema import Component, DraftMismatch, Group, UnsupportedModel
+from ..attention.interface import Part, Plan, Replayable, Scoring
+from ..base import Pools, Run, Source, Stage
+from ..graphs import Tensors
+from ..target import hf
+from ..target.model import Target
 
 Shapes = dict[str, tuple[int, ...]]
 """Tensors that a draft's config asks for; names of those that may be absent end in "?"."""

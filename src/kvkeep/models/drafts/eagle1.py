@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..schema import UnsupportedModel
-from .base import Source, weights_digest
+from ...schema import UnsupportedModel
+from ..base import Source, weights_digest
+from ..target.model import Target
 from .decoder import DecoderDraft, Memory, Shapes, Sizes, check_hidden, fed_by, read_weights
-from .target import Target
 
 
 class EagleDraft(DecoderDraft):
@@ -38,7 +38,7 @@ class EagleDraft(DecoderDraft):
 
 
 def load(directory: Path, config: Mapping[str, Any], target: Target) -> EagleDraft:
-    """See :func:`~kvkeep.models.drafts.load_draft`."""
+    """See :func:`~kvkeep.models.drafts.loading.load_draft`."""
     sizes = Sizes.of(config, target.vocab_size)
     check_hidden(sizes, target)
     if "hot_vocab_size" in config:
