@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn.attention import varlen
 
 from kvkeep.models.attention import flash
-from kvkeep.models.attention.cascade import TorchAttention
+from kvkeep.models.attention.cascade import CascadeAttention
 from kvkeep.models.attention.interface import Part, Scoring
 from kvkeep.models.attention.paged import PagedAttention
 
@@ -74,7 +74,7 @@ def test_slots_do_not_change_a_bit() -> None:
 
 def test_rows_are_laid_out_as_on_a_cpu() -> None:
     parts, _ = packed(0, 2, torch.float32)
-    found, expected = (one(DEVICE).plan(parts, PAGE) for one in (PagedAttention, TorchAttention))
+    found, expected = (one(DEVICE).plan(parts, PAGE) for one in (PagedAttention, CascadeAttention))
     assert torch.equal(found.positions, expected.positions)
     pools = [torch.zeros(40, PAGE, device=DEVICE) for _ in range(2)]
     for plan, pool in zip((found, expected), pools, strict=True):

@@ -27,7 +27,8 @@ from kvkeep.models.attention.paged import PagedAttention
 from kvkeep.models.drafts.loading import load_draft
 from kvkeep.models.graphs import Graphs, NotRecordable, Tensors
 from kvkeep.models.target import model as target_module
-from kvkeep.models.target.hf import Target, load_target
+from kvkeep.models.target.hf import load_target
+from kvkeep.models.target.model import Target
 
 NEW = 10
 PROMPTS = [prompt(9), prompt(21, 1), prompt(14, 2)]  # batches of 3 are filled to 4

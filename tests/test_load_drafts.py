@@ -14,7 +14,8 @@ from tiny_models import HIDDEN, PAGE, VOCAB, draft_tensors, save_draft, save_tar
 from torch import Tensor
 
 from kvkeep.models.drafts.loading import load_draft
-from kvkeep.models.target.hf import Target, load_target
+from kvkeep.models.target.hf import load_target
+from kvkeep.models.target.model import Target
 from kvkeep.schema import ConfigError, DraftMismatch, UnsupportedModel
 
 torch.set_num_threads(1)

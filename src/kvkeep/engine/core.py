@@ -33,7 +33,7 @@ from .messages import (
     Reply,
     Request,
 )
-from .request import Sequence
+from .request import RequestState
 from .runner import Work
 from .scheduler import Scheduler
 from .text import Detokenizer
@@ -65,7 +65,7 @@ class Engine:
             parts.cache, config.chunked_prefill_size, config.max_running, parts.lookahead
         )
         self._target, self._runner = parts.target, parts.runner
-        self._sequences: dict[str, tuple[Sequence, Detokenizer]] = {}
+        self._sequences: dict[str, tuple[RequestState, Detokenizer]] = {}
         self._seeds = random.Random(config.seed)
         self._inbox: queue.SimpleQueue[Request | None] = queue.SimpleQueue()  # None: look around
         self.cache.listen(lambda: self._inbox.put(None))
@@ -162,7 +162,7 @@ class Engine:
         if drawn or not tokens:
             self._prefill = 0, 0.0
 
-    def _advance(self, seq: Sequence, old: int, tokens: list[int], now: float) -> None:
+    def _advance(self, seq: RequestState, old: int, tokens: list[int], now: float) -> None:
         """A step took ``seq`` from ``old`` tokens to where it is now, and made new ``tokens``."""
         if tokens:
             self._emit(seq, tokens, now)
@@ -225,12 +225,12 @@ class Engine:
         fitting = msgspec.structs.replace(sampling, max_tokens=min(sampling.max_tokens, room))
         request = msgspec.structs.replace(request, sampling=fitting)
         seed = self._seeds.getrandbits(63) if sampling.seed is None else sampling.seed
-        seq = Sequence.of(request, seed)
+        seq = RequestState.of(request, seed)
         detokenizer = Detokenizer(self.tokenizer.backend_tokenizer, sampling.stop)
         self.scheduler.add(seq)
         self._sequences[request.id] = seq, detokenizer
 
-    def _emit(self, seq: Sequence, tokens: list[int], now: float) -> None:
+    def _emit(self, seq: RequestState, tokens: list[int], now: float) -> None:
         """Report new tokens up to the end, if one is among them; what is past it is forgotten."""
         detokenizer = self._sequences[seq.id][1]
         seq.times.first_token = seq.times.first_token or now
@@ -247,7 +247,7 @@ class Engine:
             text += detokenizer.flush()
         self._reply(Output(seq.id, tokens[:kept], text))
 
-    def _until_end_token(self, seq: Sequence, tokens: list[int]) -> int:
+    def _until_end_token(self, seq: RequestState, tokens: list[int]) -> int:
         """How many of ``tokens`` come before the end, an end token included."""
         sampling = seq.request.sampling
         ends = set(sampling.stop_token_ids)
@@ -259,7 +259,7 @@ class Engine:
                 return count
         return len(tokens)
 
-    def _finish(self, seq: Sequence) -> None:
+    def _finish(self, seq: RequestState) -> None:
         self._drop(seq.id)
         self._reply(Finished(seq.id, seq.finish or "stop", seq.usage()))
 

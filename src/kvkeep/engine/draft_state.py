@@ -16,11 +16,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..models.base import Pools, Tables
+from ..models.passes import Pools, Tables
 
 
 @dataclass(frozen=True, slots=True)
-class Stream:
+class SourceValues:
     """What feeds a stage, of all sequences of a step."""
 
     values: Tensor  # [n, hidden]: those of the step, those before, and last a zero row
@@ -37,7 +37,7 @@ class Stream:
         first: Sequence[int],
         offset: Sequence[int],
         known: Sequence[int],
-    ) -> Stream:
+    ) -> SourceValues:
         """``before``: of tokens first - 1, of tokens first - 2, ..., ``[sequences, hidden]``."""
         zero = values.new_zeros(1, values.shape[1])
         return cls(torch.cat((values, *before, zero)), len(values), first, offset, known)
@@ -76,7 +76,12 @@ class DraftState:
         return pool.index_select(0, on(self._device, np.maximum(slots, 0)))
 
     def keep(
-        self, stage: int, lag: int, stream: Stream, tables: Sequence[Tables], final: Sequence[range]
+        self,
+        stage: int,
+        lag: int,
+        stream: SourceValues,
+        tables: Sequence[Tables],
+        final: Sequence[range],
     ) -> None:
         """Store carry in every page of each sequence's tokens that have just become final."""
         size = self._page_tokens

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from ..models.base import Draft, Pools, Run
+from ..models.drafts.interface import Draft
+from ..models.passes import Pools, Run
 from ..models.target.model import Target
-from .request import Sequence
+from .request import RequestState
 from .sampling import Draw, sample
 from .speculation import Chain, Rebuild, Speculator
 from .states import Ran, RunningStates
@@ -21,7 +21,7 @@ from .states import Ran, RunningStates
 class Work:
     """One sequence's part of a step: run known tokens ``[computed, computed + chunk)``."""
 
-    seq: Sequence
+    seq: RequestState
     chunk: int  # tokens; at least 1, at most length - computed
     max_new: int | None = None  # the step may add so many tokens at most, at least 1; None: all
 
@@ -43,7 +43,7 @@ class Runner:
     """Runs a target, and a draft if there is one, over device pools. Engine's thread only.
 
     Args:
-        pools: by group name; each :data:`~kvkeep.models.base.Pools`, on the target's device.
+        pools: by group name; each :data:`~kvkeep.models.passes.Pools`, on the target's device.
         num_steps: the longest draft chain, in tokens.
 
     A step writes target rows up to position ``length + proposals - 1`` and draft rows up to
@@ -68,7 +68,7 @@ class Runner:
             self._speculator = Speculator(draft, pools, page_tokens, target.device)
 
     @torch.inference_mode()
-    def step(self, work: Seq[Work]) -> list[Advance]:
+    def step(self, work: Sequence[Work]) -> list[Advance]:
         """Run ``work`` and update its sequences: tokens, ``computed``, ``hidden``, counts.
 
         Prefill chunks, single tokens and verify rows go to the target at once.
@@ -114,7 +114,7 @@ class Runner:
             self._speculator.rebuild(rebuilds, features)
         return advances
 
-    def _propose(self, work: Seq[Work]) -> list[list[int] | None]:
+    def _propose(self, work: Sequence[Work]) -> list[list[int] | None]:
         """A chain for each sequence that decodes and wants one."""
         proposals: list[list[int] | None] = [None] * len(work)
         if self._speculator is None:

@@ -12,7 +12,7 @@ from collections import Counter, deque
 from collections.abc import Iterator
 
 from ..core.cache import Cache
-from .request import Sequence
+from .request import RequestState
 from .runner import Work
 
 _RATIO_AT_REST, _RATIO_DECAY = 0.1, 0.98
@@ -37,21 +37,21 @@ class Scheduler:
         self._chunk, self._max_running, self._lookahead = chunk, max_running, lookahead
         self._page = cache.schema.page_tokens
         self._ratio = 0.5
-        self.waiting: deque[Sequence] = deque()
-        self.running: list[Sequence] = []  # hold a lease, oldest first
+        self.waiting: deque[RequestState] = deque()
+        self.running: list[RequestState] = []  # hold a lease, oldest first
         self.counts: Counter[str] = Counter()
 
-    def __iter__(self) -> Iterator[Sequence]:
+    def __iter__(self) -> Iterator[RequestState]:
         """Every sequence that is not finished."""
         yield from self.running
         yield from self.waiting
 
-    def add(self, seq: Sequence) -> None:
+    def add(self, seq: RequestState) -> None:
         """A request has arrived: its prefetch starts now."""
         seq.prefetch = self._cache.prefetch(seq.tokens, seq.request.namespace)
         self.waiting.append(seq)
 
-    def remove(self, seq: Sequence) -> None:
+    def remove(self, seq: RequestState) -> None:
         """A request is finished, or nobody wants it any more."""
         (self.running if seq.lease else self.waiting).remove(seq)
         self._give_back(seq)
@@ -76,7 +76,7 @@ class Scheduler:
             self.counts["step_sequences_total"] += len(work)
         return work
 
-    def computed(self, seq: Sequence, before: int) -> None:
+    def computed(self, seq: RequestState, before: int) -> None:
         """A step took ``seq`` from ``before`` tokens to where it is now."""
         seq.started = True
         self.counts["computed_tokens_total"] += seq.computed - before
@@ -102,18 +102,18 @@ class Scheduler:
             self.waiting.remove(seq)
             self.running.append(seq)
 
-    def _has_room(self, seq: Sequence) -> bool:
+    def _has_room(self, seq: RequestState) -> bool:
         """Whether ``seq`` likely fits beside what runs, until all are done."""
         total = sum(self._expected(one) for one in [seq, *self.running])
         return self._cache.fits(seq.tokens, seq.request.namespace, total, self._chunk)
 
-    def _expected(self, seq: Sequence) -> int:
+    def _expected(self, seq: RequestState) -> int:
         """Tokens of slots that a sequence will ask for beyond what it has."""
         new = int(self._ratio * seq.to_generate) + self._lookahead + self._page
         held = len(seq.lease.slots(self._cache.schema.groups[0].name)) if seq.lease else 0
         return max(0, seq.length + new - held * self._page)
 
-    def _take_over(self, seq: Sequence) -> None:
+    def _take_over(self, seq: RequestState) -> None:
         """Begin after the hit. It may be on its way still, and shorter than it was at the last
         look, where a step was to be taken again."""
         lease = seq.lease
@@ -127,12 +127,12 @@ class Scheduler:
             seq.explanation = lease.explanation
             seq.times.scheduled = time.monotonic()
 
-    def _to_cut(self, seq: Sequence) -> int:
+    def _to_cut(self, seq: RequestState) -> int:
         """Tokens until a snapshot of running state is due."""
         cut = seq.lease.next_cut(seq.computed) if seq.lease else None
         return seq.length if cut is None else cut - seq.computed
 
-    def _grow(self, seq: Sequence, chunk: int) -> bool:
+    def _grow(self, seq: RequestState, chunk: int) -> bool:
         """Slots for the next step of ``seq``, at the cost of the youngest if need be."""
         assert seq.lease is not None
         end = seq.computed + chunk
@@ -149,7 +149,7 @@ class Scheduler:
                 return False
         return True
 
-    def _preempt(self, seq: Sequence) -> None:
+    def _preempt(self, seq: RequestState) -> None:
         self.running.remove(seq)
         self.waiting.appendleft(seq)
         self._give_back(seq)
@@ -160,7 +160,7 @@ class Scheduler:
         self._ratio = min(1.0, 2 * self._ratio)
         self.counts["preemptions_total"] += 1
 
-    def _give_back(self, seq: Sequence) -> None:
+    def _give_back(self, seq: RequestState) -> None:
         if seq.prefetch is not None:
             self._cache.cancel(seq.prefetch)
             seq.prefetch = None

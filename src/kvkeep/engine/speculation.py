@@ -22,8 +22,7 @@ follows a gap private to its request.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,17 +30,18 @@ import torch
 from torch import Tensor
 
 from ..core.lease import Lease
-from ..models.base import Draft, Pools, Run, Source, Stage
+from ..models.drafts.interface import Draft, Source, Stage
+from ..models.passes import Pools, Run
 from ..schema import UnsupportedModel
-from .draft_state import DraftState, Stream, on
-from .request import Sequence
+from .draft_state import DraftState, SourceValues, on
+from .request import RequestState
 
 
 @dataclass(frozen=True, slots=True)
 class Chain:
     """Proposals wanted for a sequence; its ``hidden`` state predicts the next token."""
 
-    seq: Sequence
+    seq: RequestState
     steps: int  # at least 1
 
 
@@ -49,7 +49,7 @@ class Chain:
 class Rebuild:
     """What one sequence's step has made final. ``seq.computed`` is the new count."""
 
-    seq: Sequence
+    seq: RequestState
     old: int  # ``seq.computed`` before the step
     offset: int  # of row ``old`` in the step's packed target rows
     drawn: bool  # token ``seq.computed`` was drawn in this step
@@ -59,7 +59,8 @@ class Speculator:
     """Runs a draft network over the pools of its groups. Engine's thread only.
 
     Raises:
-        UnsupportedModel: the draft's stages are not as :class:`~kvkeep.models.base.Draft` says.
+        UnsupportedModel: the draft's stages break the rules of
+            :class:`~kvkeep.models.drafts.interface.Draft`.
     """
 
     def __init__(
@@ -74,7 +75,7 @@ class Speculator:
         if self._stages not in (fed, (Stage(0, Source.NOTHING),)):
             raise UnsupportedModel(f"draft stages {self._stages}")
 
-    def propose(self, chains: Seq[Chain]) -> list[list[int]]:
+    def propose(self, chains: Sequence[Chain]) -> list[list[int]]:
         """Greedy chains for all sequences at once, ``steps`` tokens each, in the given order.
 
         Writes speculative rows at positions ``[length, length + steps - 1)``.
@@ -97,7 +98,7 @@ class Speculator:
             states = self._extend(seqs, step, tokens, states, past)
         return found
 
-    def rebuild(self, done: Seq[Rebuild], features: Tensor | None) -> None:
+    def rebuild(self, done: Sequence[Rebuild], features: Tensor | None) -> None:
         """Write draft rows from true features, ``carry`` and each sequence's ``hidden``.
 
         Args:
@@ -111,11 +112,11 @@ class Speculator:
         most = self._stages[-1].shift
         holes = [range(r.start, min(r.stop, gap + most)) for r, gap in zip(rows, gaps, strict=True)]
         self._state.clear(leases, holes)  # of some stages; the others' rows are written below
-        streams: list[Stream | None] = [None]  # the target's, then each stage's
+        streams: list[SourceValues | None] = [None]  # the target's, then each stage's
         if features is not None:
             fused = self._draft.fuse(features)
             before = [self._state.carry(k, leases, olds) for k in range(self._fed)]
-            streams = [Stream.of(fused, before, olds, [d.offset for d in done], gaps)]
+            streams = [SourceValues.of(fused, before, olds, [d.offset for d in done], gaps)]
         states = []
         drawn = [(i, np.array([d.seq.computed])) for i, d in enumerate(done) if d.drawn]
         for k, stage in enumerate(self._stages):
@@ -133,11 +134,11 @@ class Speculator:
 
     def _extend(
         self,
-        seqs: Seq[Sequence],
+        seqs: Sequence[RequestState],
         step: int,
         tokens: Tensor,
-        states: Seq[Tensor],
-        past: Seq[Tensor],
+        states: Sequence[Tensor],
+        past: Sequence[Tensor],
     ) -> list[Tensor]:
         """Speculative rows at positions ``length + step``, of the stages that later tokens need.
 
@@ -164,11 +165,11 @@ class Speculator:
     def _run(
         self,
         k: int,
-        stream: Stream | None,
-        before: Seq[Tensor],
-        seqs: Seq[Sequence],
-        rows: Seq[range],
-    ) -> Stream:
+        stream: SourceValues | None,
+        before: Sequence[Tensor],
+        seqs: Sequence[RequestState],
+        rows: Sequence[range],
+    ) -> SourceValues:
         """Stage ``k``'s part of ``rows``, and its outputs as a stream."""
         shift, lag = self._stages[k].shift, self._stages[k].lag
         known = [_gap(seq) + shift for seq in seqs]
@@ -186,9 +187,11 @@ class Speculator:
             assert source is not None  # rows that nothing feeds are never missing
             outputs = source
         offset = np.cumsum([0, *map(len, at)]).tolist()
-        return Stream.of(outputs, before, first, offset[:-1], known)
+        return SourceValues.of(outputs, before, first, offset[:-1], known)
 
-    def _outputs_before(self, k: int, seqs: Seq[Sequence], olds: Seq[int]) -> list[Tensor]:
+    def _outputs_before(
+        self, k: int, seqs: Sequence[RequestState], olds: Sequence[int]
+    ) -> list[Tensor]:
         """Stage ``k``'s outputs in the rows before a step's first, if the next stage reads them."""
         if [stage.source for stage in self._stages[k + 1 : k + 2]] != [Source.PREVIOUS]:
             return []
@@ -199,16 +202,16 @@ class Speculator:
         return [found]
 
 
-def _lease(seq: Sequence) -> Lease:
+def _lease(seq: RequestState) -> Lease:
     assert seq.lease is not None
     return seq.lease
 
 
-def _gap(seq: Sequence) -> int:
+def _gap(seq: RequestState) -> int:
     """Leading tokens whose draft state is missing."""
     return seq.draft_from - 1
 
 
-def _run(seq: Sequence, start: int, rows: int, shift: int) -> Run:
+def _run(seq: RequestState, start: int, rows: int, shift: int) -> Run:
     """Rows of a stage. One that stands in for a missing row sees itself, and is not seen."""
     return Run(_lease(seq), start, rows, first=min(_gap(seq) + shift, start))

@@ -12,23 +12,22 @@ Only layers with a state per sequence need this; with none, nothing here happens
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from ..models.base import Pools, Run
+from ..models.passes import Pools, Run
 from ..models.target.model import Target
 from ..schema import InvariantError
-from .request import Sequence
+from .request import RequestState
 
 
 class Ran(NamedTuple):
     """What a pass ran of a sequence. ``seq.computed`` says how much of that was accepted."""
 
-    seq: Sequence
+    seq: RequestState
     start: int
     rows: int
 
@@ -42,7 +41,7 @@ class RunningStates:
         self._page_tokens = page_tokens
         self._groups = [group.name for group in target.groups(page_tokens) if group.working]
 
-    def start(self, seq: Sequence) -> None:
+    def start(self, seq: RequestState) -> None:
         """Under a new lease: begin with the hit's snapshot, or with zeros, the state of nothing."""
         if seq.warm:
             return
@@ -63,7 +62,7 @@ class RunningStates:
                     for pool in tensors:
                         pool[working] = 0
 
-    def settle(self, ran: Seq[Ran]) -> None:
+    def settle(self, ran: Sequence[Ran]) -> None:
         """After the target's last pass: make running states those of the accepted tokens."""
         if not self._groups:
             return
@@ -87,7 +86,7 @@ class RunningStates:
         assert seq.lease is not None
         return [*(c for c in seq.lease.cuts if ran.start < c < seq.computed), seq.computed]
 
-    def _run(self, parts: list[tuple[Sequence, int, int]]) -> None:
+    def _run(self, parts: list[tuple[RequestState, int, int]]) -> None:
         """Advance running states over accepted tokens ``[start, end)`` of each sequence."""
         runs = []
         for seq, start, end in parts:
@@ -100,7 +99,7 @@ class RunningStates:
         for seq, _, end in parts:
             self._snapshot(seq, end)
 
-    def _snapshot(self, seq: Sequence, at: int) -> None:
+    def _snapshot(self, seq: RequestState, at: int) -> None:
         """At a cut: copy the running state to its page, if that has a slot."""
         assert seq.lease is not None
         if at not in seq.lease.cuts:

@@ -13,7 +13,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from ..schema import ConfigError, Group, UnsupportedModel
-from .base import KV_DTYPES
+from .checkpoint import KV_DTYPES
 from .drafts.decoder import Sizes
 from .drafts.loading import EAGLE3
 from .target.hf import survey_config

@@ -22,19 +22,21 @@ from .interface import Part, Scoring
 from .layout import Layout, Span, lay_out
 
 
-class TorchAttention:
+class CascadeAttention:
     """An :class:`~kvkeep.models.attention.interface.Attention`."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
 
-    def plan(self, parts: Sequence[Part], page_tokens: int, window: int | None = None) -> TorchPlan:
-        return TorchPlan(lay_out(parts, page_tokens, window, self._device))
+    def plan(
+        self, parts: Sequence[Part], page_tokens: int, window: int | None = None
+    ) -> CascadePlan:
+        return CascadePlan(lay_out(parts, page_tokens, window, self._device))
 
 
 @dataclass(frozen=True, slots=True)
-class TorchPlan:
-    """A :class:`~kvkeep.models.attention.interface.Plan`."""
+class CascadePlan:
+    """A :class:`~kvkeep.models.attention.interface.AttentionPlan`."""
 
     layout: Layout
 

@@ -39,7 +39,7 @@ def takes(query: Tensor, keys: Tensor, values: Tensor, blocks: Blocks, scoring: 
 
 
 def attend(query: Tensor, keys: Tensor, values: Tensor, blocks: Blocks, scoring: Scoring) -> Tensor:
-    """See :meth:`~kvkeep.models.attention.interface.Plan.attend`."""
+    """See :meth:`~kvkeep.models.attention.interface.AttentionPlan.attend`."""
     from torch.nn.attention import varlen
 
     ends = blocks.positions[blocks.begins[1:].long() - 1] + 1

@@ -5,14 +5,13 @@ sequence's *table* maps its pages to slots. A pool may have another dtype than t
 rounded when written and widened when read.
 
 A step packs rows of many sequences one after another. Where they go and what they see is worked out
-once per step and group of layers, as a :class:`Plan`; every layer of the group uses it.
+once per step and group of layers, as a :class:`AttentionPlan`; every layer of the group uses it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import NamedTuple, Protocol, Self, runtime_checkable
 
 import numpy as np
@@ -46,7 +45,7 @@ class Scoring(NamedTuple):
     sinks: Tensor | None = None  # [heads], one more score of each head, for nothing (gpt-oss)
 
 
-class Plan(Protocol):
+class AttentionPlan(Protocol):
     """Where the rows of a packed batch go in pools of one geometry, and what they see there."""
 
     @property
@@ -76,7 +75,7 @@ class Plan(Protocol):
 
 
 @runtime_checkable
-class Replayable(Plan, Protocol):
+class ReplayablePlan(AttentionPlan, Protocol):
     """A plan made of nothing but tensors and what stays the same from step to step, if sequences
     have equally many rows: other tensors of these shapes are the plan of another step."""
 
@@ -91,20 +90,11 @@ class Replayable(Plan, Protocol):
 class Attention(Protocol):
     """Attention on one device. The engine's thread only."""
 
-    def plan(self, parts: Sequence[Part], page_tokens: int, window: int | None = None) -> Plan:
+    def plan(
+        self, parts: Sequence[Part], page_tokens: int, window: int | None = None
+    ) -> AttentionPlan:
         """Lay out ``parts``, at least one and each of another sequence, one after another.
 
         Args:
             window: positions that a row sees, its own included; None: all up to its own.
         """
-
-
-def attention_on(device: torch.device) -> Attention:
-    """What computes attention on ``device``."""
-    if device.type == "cuda" and find_spec("triton"):
-        from .paged import PagedAttention  # here, as it needs what is above
-
-        return PagedAttention(device)
-    from .cascade import TorchAttention
-
-    return TorchAttention(device)

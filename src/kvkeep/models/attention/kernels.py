@@ -26,7 +26,7 @@ _SPLITS = 32  # programs that share a row, at most
 def attend(
     query: Tensor, keys: Tensor, values: Tensor, blocks: Blocks, scoring: Scoring, programs: int
 ) -> Tensor:
-    """See :meth:`~kvkeep.models.attention.interface.Plan.attend`.
+    """See :meth:`~kvkeep.models.attention.interface.AttentionPlan.attend`.
 
     Args:
         programs: that keep the device busy; rows are split until there are so many.

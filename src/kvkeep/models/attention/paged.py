@@ -16,7 +16,7 @@ from torch import Tensor
 
 from . import flash, kernels
 from .blocks import Blocks, block_tables
-from .cascade import TorchPlan, write_rows
+from .cascade import CascadePlan, write_rows
 from .interface import Part, Scoring
 from .layout import lay_out
 
@@ -39,7 +39,7 @@ class PagedAttention:
 
 @dataclass(frozen=True)
 class PagedPlan:
-    """A :class:`~kvkeep.models.attention.interface.Replayable`."""
+    """A :class:`~kvkeep.models.attention.interface.ReplayablePlan`."""
 
     blocks: Blocks
     programs: int
@@ -64,9 +64,9 @@ class PagedPlan:
         return self._gathering.attend_to(query, keys, values, scoring)
 
     @cached_property
-    def _gathering(self) -> TorchPlan:
+    def _gathering(self) -> CascadePlan:
         b = self.blocks
-        return TorchPlan(lay_out(self.parts, b.page_tokens, b.window, b.tables.device))
+        return CascadePlan(lay_out(self.parts, b.page_tokens, b.window, b.tables.device))
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:

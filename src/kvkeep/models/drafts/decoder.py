@@ -14,11 +14,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from ...schema import Component, DraftMismatch, Group, UnsupportedModel
-from ..attention.interface import Part, Plan, Replayable, Scoring
-from ..base import Pools, Run, Source, Stage
+from ..attention.interface import AttentionPlan, Part, ReplayablePlan, Scoring
 from ..graphs import Tensors
+from ..passes import Pools, Run
 from ..target import hf
 from ..target.model import Target
+from .interface import Source, Stage
 
 Shapes = dict[str, tuple[int, ...]]
 """Tensors that a draft's config asks for; names of those that may be absent end in "?"."""
@@ -118,16 +119,16 @@ class Sizes:
         return shapes | {f"{prefix}{name}.bias": linear[name][:1] for name in names}
 
 
-class Memory(NamedTuple):
+class KVAccess(NamedTuple):
     """Where a pass finds and leaves keys and values."""
 
-    plan: Plan
+    plan: AttentionPlan
     pools: Pools
     rope: tuple[Tensor, Tensor]  # cos and sin, [rows, 1, head_dim]
 
 
 class DecoderDraft(ABC):
-    """What drafts of decoder layers share of :class:`~kvkeep.models.base.Draft`.
+    """What drafts of decoder layers share of :class:`~kvkeep.models.drafts.interface.Draft`.
 
     Args:
         weights: by name; kept in the target's dtype.
@@ -177,7 +178,7 @@ class DecoderDraft(ABC):
         runs: Sequence[Run],
         pools: Mapping[str, Pools],
     ) -> Tensor:
-        """See :meth:`~kvkeep.models.base.Draft.forward`."""
+        """See :meth:`~kvkeep.models.drafts.interface.Draft.forward`."""
         assert source is not None
         mine = pools[self._group]
         parts = [
@@ -186,28 +187,28 @@ class DecoderDraft(ABC):
         page_tokens, window = mine["k"][0].shape[1], self._sizes.window
         plan = self._target.attention.plan(parts, page_tokens, window)
         graphs = self._target.graphs
-        if graphs is None or any(r.rows > 1 for r in runs) or not isinstance(plan, Replayable):
-            return self._run(stage, tokens, source, self._memory(stage, plan, mine))
+        if graphs is None or any(r.rows > 1 for r in runs) or not isinstance(plan, ReplayablePlan):
+            return self._run(stage, tokens, source, self._access(stage, plan, mine))
 
         def once(inputs: Tensors) -> Tensors:
             tokens, source, *rest = inputs
-            memory = self._memory(stage, plan.over(rest), mine)
-            return (self._run(stage, tokens, source, memory),)
+            kv = self._access(stage, plan.over(rest), mine)
+            return (self._run(stage, tokens, source, kv),)
 
         (hidden,) = graphs.run((id(self), stage), once, (tokens, source, *plan.tensors))
         return hidden
 
     @abstractmethod
-    def _run(self, stage: int, tokens: Tensor, source: Tensor, memory: Memory) -> Tensor:
-        """:meth:`forward`, where keys and values are found and left in ``memory``."""
+    def _run(self, stage: int, tokens: Tensor, source: Tensor, kv: KVAccess) -> Tensor:
+        """:meth:`forward`, where keys and values are found and left in ``kv``."""
 
-    def _memory(self, stage: int, plan: Plan, pools: Pools) -> Memory:
+    def _access(self, stage: int, plan: AttentionPlan, pools: Pools) -> KVAccess:
         positions = plan.positions - self.stages[stage].shift
         cos, sin = self._rope(self._embedding, positions[None])
-        return Memory(plan, pools, (cos[0, :, None], sin[0, :, None]))
+        return KVAccess(plan, pools, (cos[0, :, None], sin[0, :, None]))
 
     def _decode(
-        self, layer: int, prefix: str, residual: Tensor, mixed: Tensor, memory: Memory
+        self, layer: int, prefix: str, residual: Tensor, mixed: Tensor, kv: KVAccess
     ) -> Tensor:
         """One decoder layer: attention over ``mixed [rows, inputs]``, then the MLP, each added."""
         query, key, value = (
@@ -216,12 +217,12 @@ class DecoderDraft(ABC):
             )
             for name in "qkv"
         )
-        query, key = (_rotate(x, *memory.rope) for x in (query, key))
-        keys, values = memory.pools["k"][layer], memory.pools["v"][layer]
-        memory.plan.write(keys, key)
-        memory.plan.write(values, value)
+        query, key = (_rotate(x, *kv.rope) for x in (query, key))
+        keys, values = kv.pools["k"][layer], kv.pools["v"][layer]
+        kv.plan.write(keys, key)
+        kv.plan.write(values, value)
         scoring = Scoring(self._sizes.head_dim**-0.5)
-        seen = memory.plan.attend(query, keys, values, scoring).flatten(1)
+        seen = kv.plan.attend(query, keys, values, scoring).flatten(1)
         hidden = residual + self._linear(seen, f"{prefix}self_attn.o_proj")
         normed = self._norm(hidden, f"{prefix}post_attention_layernorm")
         gate = functional.silu(self._linear(normed, f"{prefix}mlp.gate_proj"))

@@ -16,20 +16,21 @@ import torch
 from torch import Tensor
 
 from ...schema import UnsupportedModel
-from ..base import Source, weights_digest
+from ..checkpoint import weights_digest
 from ..target.model import Target
-from .decoder import DecoderDraft, Memory, Shapes, Sizes, check_hidden, fed_by, read_weights
+from .decoder import DecoderDraft, KVAccess, Shapes, Sizes, check_hidden, fed_by, read_weights
+from .interface import Source
 
 
 class EagleDraft(DecoderDraft):
-    """A :class:`~kvkeep.models.base.Draft` of one stage, of one layer or several."""
+    """A :class:`~kvkeep.models.drafts.interface.Draft` of one stage, of one layer or several."""
 
-    def _run(self, stage: int, tokens: Tensor, source: Tensor, memory: Memory) -> Tensor:
+    def _run(self, stage: int, tokens: Tensor, source: Tensor, kv: KVAccess) -> Tensor:
         hidden = mixed = self._linear(torch.cat((self._embed(tokens), source), -1), "fc")
         for layer in range(self._layers):
             if layer:
                 mixed = self._norm(hidden, f"layers.{layer}.input_layernorm")
-            hidden = self._decode(layer, f"layers.{layer}.", hidden, mixed, memory)
+            hidden = self._decode(layer, f"layers.{layer}.", hidden, mixed, kv)
         return hidden
 
     def propose(self, hidden: Tensor) -> Tensor:

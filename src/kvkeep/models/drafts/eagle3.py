@@ -15,15 +15,16 @@ import torch
 from torch import Tensor
 
 from ...schema import DraftMismatch, UnsupportedModel
-from ..base import Source, weights_digest
+from ..checkpoint import weights_digest
 from ..target.model import Target
-from .decoder import DecoderDraft, Memory, Shapes, Sizes, fed_by, read_weights
+from .decoder import DecoderDraft, KVAccess, Shapes, Sizes, fed_by, read_weights
+from .interface import Source
 
 _PREFIX = "midlayer."
 
 
 class Eagle3Draft(DecoderDraft):
-    """A :class:`~kvkeep.models.base.Draft` of one stage."""
+    """A :class:`~kvkeep.models.drafts.interface.Draft` of one stage."""
 
     def __init__(
         self,
@@ -41,10 +42,10 @@ class Eagle3Draft(DecoderDraft):
     def fuse(self, features: Tensor) -> Tensor:
         return self._linear(features, "fc")
 
-    def _run(self, stage: int, tokens: Tensor, source: Tensor, memory: Memory) -> Tensor:
+    def _run(self, stage: int, tokens: Tensor, source: Tensor, kv: KVAccess) -> Tensor:
         both = ((self._embed(tokens), "input_layernorm"), (source, "hidden_norm"))
         mixed = torch.cat([self._norm(x, _PREFIX + name) for x, name in both], -1)
-        return self._decode(0, _PREFIX, source, mixed, memory)
+        return self._decode(0, _PREFIX, source, mixed, kv)
 
     def propose(self, hidden: Tensor) -> Tensor:
         return self._ids[self._linear(self._norm(hidden, "norm"), "lm_head").argmax(-1)]

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from ...schema import UnsupportedModel
-from ..base import Draft, read_config
+from ..checkpoint import read_config
 from ..target.model import Target
 from . import eagle1, eagle3, mtp, standalone
+from .interface import Draft
 
 EAGLE3 = "LlamaForCausalLMEagle3"
 

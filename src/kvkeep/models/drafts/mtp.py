@@ -22,24 +22,25 @@ import torch
 from torch import Tensor
 
 from ...schema import DraftMismatch, UnsupportedModel
-from ..base import Source, weights_digest
+from ..checkpoint import weights_digest
 from ..target.model import Target
-from .decoder import DecoderDraft, Memory, Shapes, Sizes, check_hidden, fed_by, read_weights
+from .decoder import DecoderDraft, KVAccess, Shapes, Sizes, check_hidden, fed_by, read_weights
+from .interface import Source
 
 _PREFIX = "model.mtp_layers."
 _NORMS = ("token_layernorm", "hidden_layernorm", "input_layernorm", "final_layernorm")
 
 
 class MtpDraft(DecoderDraft):
-    """A :class:`~kvkeep.models.base.Draft` with a stage for each layer."""
+    """A :class:`~kvkeep.models.drafts.interface.Draft` with a stage for each layer."""
 
-    def _run(self, stage: int, tokens: Tensor, source: Tensor, memory: Memory) -> Tensor:
+    def _run(self, stage: int, tokens: Tensor, source: Tensor, kv: KVAccess) -> Tensor:
         at = f"{stage}."
         both = ((source, "hidden_layernorm"), (self._embed(tokens), "token_layernorm"))
         mixed = torch.cat([self._norm(x, at + name) for x, name in both], -1)
         hidden = self._linear(mixed, f"{at}input_proj")
         mixed = self._norm(hidden, f"{at}input_layernorm")
-        hidden = self._decode(stage, at, hidden, mixed, memory)
+        hidden = self._decode(stage, at, hidden, mixed, kv)
         return self._norm(hidden, f"{at}final_layernorm")
 
     def propose(self, hidden: Tensor) -> Tensor:

@@ -16,9 +16,10 @@ from torch import Tensor
 
 from ...media.arrival import Arrival
 from ...schema import DraftMismatch, Group, UnsupportedModel
-from ..base import Pools, Run, Source, Stage, Tables
+from ..passes import Pools, Run, Tables
 from ..target import hf
 from ..target.model import Target
+from .interface import Source, Stage
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,7 @@ class _Own:
 
 
 class StandaloneDraft:
-    """A :class:`~kvkeep.models.base.Draft`: a target under other group names."""
+    """A :class:`~kvkeep.models.drafts.interface.Draft`: a target under other group names."""
 
     aux_layers = ()
     stages = (Stage(0, Source.NOTHING),)

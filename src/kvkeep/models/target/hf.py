@@ -1,11 +1,11 @@
 """Everything that touches Hugging Face transformers; no other file imports it.
 
-A target model is transformers' own code with two things exchanged: its attention function and its
-cache object. Both hand over to a :class:`~kvkeep.models.base.Step`. Whether a model can be run like
-this is not looked up in a list: what it keeps is found by watching, and that nothing else matters
-is *tried* when the model is loaded, against the model's own attention.
+A target model is transformers' own code with two parts replaced: its attention function and its
+cache object. Both call a :class:`~kvkeep.models.target.context.ForwardContext`. No list says which
+models work. A survey pass shows what a model keeps, and short passes on pages are compared with the
+model's own attention when it is loaded: a difference means that it keeps something else.
 
-Transformers is imported inside functions, as that takes seconds.
+Functions import transformers when called, because the import takes seconds.
 """
 
 from __future__ import annotations
@@ -19,12 +19,11 @@ import torch
 from torch import Tensor, nn
 
 from ...schema import ConfigError, UnsupportedModel
-from ..base import DTYPE_NAMES, KV_DTYPES, Step, read_config, weights_digest
-from .model import StepCache, Target
+from ..checkpoint import DTYPE_NAMES, KV_DTYPES, read_config, weights_digest
+from .context import ForwardContext
+from .model import ContextCache, Target
 from .proof import expected_logits, prove, short_windows
 from .survey import Inventory, Survey, states
-
-__all__ = ["Target", "adopt", "load_target", "load_tokenizer", "rope"]
 
 _OURS = "kvkeep"  # our attention function's name in transformers' registry
 _LAYERS = {
@@ -40,8 +39,8 @@ def _attention(
     module: Any, query: Tensor, key: Tensor, value: Tensor, _mask: Tensor | None, **options: Any
 ) -> tuple[Tensor, None]:
     """transformers' attention signature."""
-    step: Step = options["ctx"]
-    return step.attend(module.layer_idx, query, key, value, options), None
+    context: ForwardContext = options["ctx"]
+    return context.attend(module.layer_idx, query, key, value, options), None
 
 
 @cache
@@ -51,19 +50,19 @@ def _register() -> None:
     AttentionInterface.register(_OURS, _attention)  # and no mask function: masks stay None
 
 
-def _cache(config: Any, step: Step) -> StepCache:
+def _cache(config: Any, context: ForwardContext) -> ContextCache:
     """A cache object that keeps recurrent layers' tensors, and no keys and values."""
     from transformers import DynamicCache
 
     class Stepping(DynamicCache):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__(config=config)
-            self.step = step
+            self.context = context
 
         def update(
             self, key: Tensor, value: Tensor, layer_idx: int, *_args: Any, **_options: Any
         ) -> tuple[Tensor, Tensor]:
-            return self.step.update(layer_idx, key, value)
+            return self.context.update(layer_idx, key, value)
 
         def get_seq_length(self, layer_idx: int = 0) -> int:
             return 0  # only asked for positions and masks, which are given
@@ -184,7 +183,7 @@ def survey_config(config: Mapping[str, Any]) -> Inventory:
 
 
 @torch.inference_mode()
-def _examine(model: Any) -> tuple[StepCache, Inventory]:
+def _examine(model: Any) -> tuple[ContextCache, Inventory]:
     """What the model keeps, and proof that it keeps nothing else. Our attention is in place then.
 
     Raises:
@@ -202,7 +201,7 @@ def _examine(model: Any) -> tuple[StepCache, Inventory]:
         raise UnsupportedModel(f"it does not run on pages: {error!r}") from error
 
 
-def _survey(model: Any) -> tuple[StepCache, Inventory]:
+def _survey(model: Any) -> tuple[ContextCache, Inventory]:
     survey = Survey()
     cache = _cache(model.config, survey)
     tokens = torch.arange(3, 5, device=model.device)[None]

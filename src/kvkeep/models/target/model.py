@@ -11,18 +11,20 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ...schema import Group
-from ..attention.interface import attention_on
-from ..base import DTYPE_NAMES, Pools, Run, Step
+from ..attention.device import attention_on
+from ..checkpoint import DTYPE_NAMES
 from ..graphs import Graphs, Tensors
+from ..passes import Pools, Run
 from . import recurrent
-from .paged import Paged
+from .context import ForwardContext
+from .paged import PagedContext
 from .survey import Inventory
 
 
-class StepCache(Protocol):
-    """transformers' cache object, whose attention layers ask a :class:`Step`."""
+class ContextCache(Protocol):
+    """transformers' cache object, whose attention layers ask a :class:`ForwardContext`."""
 
-    step: Step
+    context: ForwardContext
     layers: Sequence[Any]
 
 
@@ -41,7 +43,7 @@ class Target:
     def __init__(
         self,
         model: Any,
-        cache: StepCache,
+        cache: ContextCache,
         inventory: Inventory,
         kv_dtype: str,
         digest: str = "",
@@ -126,12 +128,12 @@ class Target:
             :meth:`capture`.
         """
         if self.packable:
-            step = Paged.of(self._inventory, runs, pools, self.attention)
-            if self._recordable(runs) and step.tensors:
-                return self._replay(tokens, runs[0], step)
+            context = PagedContext.of(self._inventory, runs, pools, self.attention)
+            if self._recordable(runs) and context.tensors:
+                return self._replay(tokens, runs[0], context)
             ends = np.cumsum([run.rows for run in runs])
             kept = [np.arange(e - run.keep, e) for run, e in zip(runs, ends, strict=True)]
-            logits, features = self._pass(tokens[None], runs, np.concatenate(kept), step)
+            logits, features = self._pass(tokens[None], runs, np.concatenate(kept), context)
             return logits[0], None if features is None else features[0]
         self._scratch = []
         parts = torch.split(tokens, [run.rows for run in runs])
@@ -144,8 +146,8 @@ class Target:
             self._scratch.append((which, scratch))
             most = max(run.keep for run in mine)
             batch = torch.stack([parts[i] for i in which])
-            step = Paged.of(self._inventory, mine, pools, self.attention)
-            logits, features = self._pass(batch, mine, np.arange(rows - most, rows), step)
+            context = PagedContext.of(self._inventory, mine, pools, self.attention)
+            logits, features = self._pass(batch, mine, np.arange(rows - most, rows), context)
             for at, i in enumerate(which):
                 logits_of[i] = logits[at, most - runs[i].keep :]
                 if features is not None:
@@ -163,7 +165,7 @@ class Target:
             scratch.store([at for at, i in enumerate(members) if i in which])
 
     def _pass(
-        self, tokens: Tensor, runs: Sequence[Run], kept: NDArray[np.int64], step: Paged
+        self, tokens: Tensor, runs: Sequence[Run], kept: NDArray[np.int64], context: PagedContext
     ) -> tuple[Tensor, Tensor | None]:
         """One pass of the model over ``tokens [batch, rows]``, the rows of ``runs`` in order.
 
@@ -171,7 +173,7 @@ class Target:
         """
         positions = np.concatenate([np.arange(run.start, run.start + run.rows) for run in runs])
         where = torch.from_numpy(positions).to(self.device).view(tokens.shape)
-        return self._compute(tokens, where, torch.from_numpy(kept).to(self.device), step)
+        return self._compute(tokens, where, torch.from_numpy(kept).to(self.device), context)
 
     def _recordable(self, runs: Sequence[Run]) -> bool:
         """Sequences decode: one row each, or several that are verified, but equally many."""
@@ -182,7 +184,9 @@ class Target:
             and all(run.rows == rows and run.keep == keep for run in runs)
         )
 
-    def _replay(self, tokens: Tensor, run: Run, step: Paged) -> tuple[Tensor, Tensor | None]:
+    def _replay(
+        self, tokens: Tensor, run: Run, context: PagedContext
+    ) -> tuple[Tensor, Tensor | None]:
         """:meth:`forward` of sequences with as many rows as ``run``, by a recording."""
         assert self.graphs is not None
 
@@ -191,26 +195,26 @@ class Target:
             rows = torch.arange(tokens.numel(), device=self.device).view(tokens.shape)
             kept = rows[:, run.rows - run.keep :].flatten()
             packed, where = (x.flatten()[None] for x in (tokens, positions))
-            found = self._compute(packed, where, kept, step.over(inputs[1:]))
+            found = self._compute(packed, where, kept, context.over(inputs[1:]))
             n = len(tokens)
             return tuple(x.view(n, x.shape[1] // n, x.shape[2]) for x in found if x is not None)
 
         name = (id(self), *self._features, run.keep)
-        inputs = (tokens.view(-1, run.rows), *step.tensors)
+        inputs = (tokens.view(-1, run.rows), *context.tensors)
         logits, *features = (x.flatten(0, 1) for x in self.graphs.run(name, once, inputs))
         return logits, features[0] if features else None
 
     def _compute(
-        self, tokens: Tensor, positions: Tensor, kept: Tensor, step: Paged
+        self, tokens: Tensor, positions: Tensor, kept: Tensor, context: PagedContext
     ) -> tuple[Tensor, Tensor | None]:
-        self._cache.step = step
+        self._cache.context = context
         out = self._model(
             input_ids=tokens,
             position_ids=positions,
             logits_to_keep=kept,
             past_key_values=self._cache,
             use_cache=True,
-            ctx=step,
+            ctx=context,
         )
         features = list(self._features.values())
         return out.logits.float(), torch.cat(features, -1) if features else None

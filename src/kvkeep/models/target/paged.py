@@ -8,13 +8,13 @@ from typing import Any
 from torch import Tensor
 
 from ...media.arrival import Arrival
-from ..attention.interface import Attention, Part, Plan, Replayable, Scoring
-from ..base import Pools, Run
+from ..attention.interface import Attention, AttentionPlan, Part, ReplayablePlan, Scoring
+from ..passes import Pools, Run
 from .survey import FULL, WINDOW, Inventory
 
 
-class Paged:
-    """A :class:`~kvkeep.models.base.Step`: rows go to the pools, what they see comes from there.
+class PagedContext:
+    """A :class:`~kvkeep.models.target.context.ForwardContext` that reads and writes page pools.
 
     Plain keys and values are stored as attention gets them. Compressed ones are stored as the cache
     object gets them, and what all rows see is handed back for the layer to expand.
@@ -23,7 +23,7 @@ class Paged:
     def __init__(
         self,
         inventory: Inventory,
-        plans: Mapping[str, Plan],
+        plans: Mapping[str, AttentionPlan],
         pools: Mapping[str, Pools],
         arriving: Sequence[Arrival] = (),
     ) -> None:
@@ -37,7 +37,7 @@ class Paged:
         runs: Sequence[Run],
         pools: Mapping[str, Pools],
         attention: Attention,
-    ) -> Paged:
+    ) -> PagedContext:
         """What layers do in a pass of ``runs``."""
         plans = {}
         for group in inventory.paged:
@@ -55,18 +55,18 @@ class Paged:
         on their way."""
         found: list[Tensor] = []
         for plan in self._plans.values():
-            if self._inventory.latent or self._arriving or not isinstance(plan, Replayable):
+            if self._inventory.latent or self._arriving or not isinstance(plan, ReplayablePlan):
                 return ()
             found += plan.tensors
         return tuple(found)
 
-    def over(self, tensors: Sequence[Tensor]) -> Paged:
+    def over(self, tensors: Sequence[Tensor]) -> PagedContext:
         """What layers do in the step that has these tensors in place of its own."""
         rest, plans = iter(tensors), {}
         for group, plan in self._plans.items():
-            assert isinstance(plan, Replayable)
+            assert isinstance(plan, ReplayablePlan)
             plans[group] = plan.over([next(rest) for _ in plan.tensors])
-        return Paged(self._inventory, plans, self._pools)
+        return PagedContext(self._inventory, plans, self._pools)
 
     def update(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         if layer not in self._inventory.latent:

@@ -18,7 +18,7 @@ from torch import Tensor
 from ...media.arrival import Arrival
 from ...media.memory import TORCH_DTYPES
 from ...schema import UnsupportedModel
-from ..base import Run
+from ..passes import Run
 from .model import Target
 from .survey import STATE
 

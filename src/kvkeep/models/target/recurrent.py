@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..base import Pools, Run
+from ..passes import Pools, Run
 from .survey import STATE, Inventory
 
 

@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from ...schema import Component, Group, UnsupportedModel
-from ..base import DTYPE_NAMES, Pools
+from ..checkpoint import DTYPE_NAMES
+from ..passes import Pools
 
 FULL, WINDOW, STATE = "full", "window", "state"  # group names
 STATE_KINDS = ("conv", "recurrent")  # a cache layer has ``conv_states`` and ``recurrent_states``
@@ -34,7 +35,7 @@ class Kept(NamedTuple):
 
 @dataclass(slots=True)
 class Survey:
-    """A :class:`~kvkeep.models.base.Step` that computes nothing and remembers what it was asked.
+    """A :class:`~kvkeep.models.target.context.ForwardContext` that only records shapes.
 
     Shapes are ``(heads, dim)`` of keys and of values.
     """
