@@ -17,7 +17,7 @@ DTYPE_NAMES: Mapping[torch.dtype, str] = {
     torch.bfloat16: "BF16",
     torch.float16: "F16",
 }
-"""safetensors' names of the dtypes that models run in."""
+"""Dtypes that models run in, and safetensors' names for them."""
 
 KV_DTYPES: Mapping[str, str] = {
     "float32": "F32",
@@ -25,20 +25,20 @@ KV_DTYPES: Mapping[str, str] = {
     "float16": "F16",
     "fp8_e4m3": "F8_E4M3",
 }
-"""What keys and values may be kept in, and safetensors' names for it."""
+"""Dtypes that pools of keys and values may have, and safetensors' names for them."""
 
 _NOT_FORWARD = {
     "_name_or_path", "bos_token_id", "dtype", "eos_token_id", "pad_token_id", "torch_dtype",
     "transformers_version", "use_cache",
 }  # fmt: skip
-"""Keys of ``config.json`` that do not change a forward pass."""
+"""Keys of ``config.json`` that do not affect a forward pass."""
 
 
 def read_config(directory: Path) -> dict[str, Any]:
-    """``config.json`` of a local model directory that also holds ``*.safetensors``.
+    """Read ``config.json`` of a local model directory, which must hold ``*.safetensors`` too.
 
     Raises:
-        ConfigError: it is not such a directory.
+        ConfigError: a file is missing, or ``config.json`` is not a JSON object.
     """
     file = directory / "config.json"
     if not file.is_file() or not any(directory.glob("*.safetensors")):
@@ -56,7 +56,7 @@ def read_config(directory: Path) -> dict[str, Any]:
 
 
 def weights_digest(directory: Path, config: Mapping[str, Any]) -> str:
-    """32 hex digits over all weight files and the configuration that shapes a forward pass."""
+    """A hash of all weight files and of the settings that affect a forward pass, 32 hex digits."""
     hasher = xxhash.xxh3_128()
     kept = {key: value for key, value in config.items() if key not in _NOT_FORWARD}
     hasher.update(json.dumps(kept, sort_keys=True).encode())

@@ -16,25 +16,25 @@ Pools = Mapping[str, Sequence[Tensor]]
 
 
 class Tables(Protocol):
-    """Where a sequence's state lies: the part of a lease that a forward pass reads."""
+    """A sequence's block tables: the part of a lease that a forward pass reads."""
 
     @property
     def arriving(self) -> Sequence[Arrival]:
-        """What of it is still being loaded: a target's layer waits for its part of each, whoever
-        else reads for all."""
+        """Loads in flight. A layer of the target waits for its own part of each load; every other
+        reader waits for whole loads."""
 
     def slots(self, group: str) -> NDArray[np.int32]:
-        """``[pages]`` slots of a group; -1: the page has none."""
+        """``[pages]`` slots of the pages in a group; -1: the page has no slot."""
 
     def working(self, group: str) -> NDArray[np.int32]:
-        """``[Group.working]`` slots of the running state, which pages do not share."""
+        """``[Group.working]`` slots of the sequence's running state; no page uses them."""
 
 
 class Run(NamedTuple):
-    """One sequence's rows in a pass."""
+    """One sequence's rows in a forward pass."""
 
     tables: Tables
     start: int  # position of the first row
     rows: int  # at least 1
-    keep: int = 0  # last rows whose logits are wanted
-    first: int = 0  # positions before are never read
+    keep: int = 0  # the pass returns logits for this many last rows
+    first: int = 0  # earlier positions are never read

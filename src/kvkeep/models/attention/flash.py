@@ -1,7 +1,7 @@
-"""Paged attention by PyTorch's own flash attention, where ``varlen_attn`` takes a block table.
+"""Paged attention by PyTorch's flash attention, where ``varlen_attn`` takes a block table.
 
-Which versions, devices, page sizes and head sizes that is, is found by trying: a small case is
-compared with the kernel of our own.
+Support depends on PyTorch's version, the device, the page size and the head size. So a small case
+is tried first and compared with our own kernel.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _NEEDED = {"block_table", "enable_gqa", "return_aux", "scale", "seqused_k"}
 
 
 def takes(query: Tensor, keys: Tensor, values: Tensor, blocks: Blocks, scoring: Scoring) -> bool:
-    """Whether :func:`attend` computes this: plain attention, several rows of a sequence.
+    """Whether :func:`attend` can compute this: plain attention, several rows of a sequence.
 
-    Pages out of a window's reach have no slots, but would be read.
+    Sliding windows and gaps are excluded: flash attention would read pages that have no slots.
     """
     return (
         query.is_cuda
@@ -56,7 +56,7 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, blocks: Blocks, scoring:
 
 @cache
 def _works(device: torch.device, dtype: torch.dtype, heads: int, page: tuple[int, ...]) -> bool:
-    """Two sequences in pages out of order, with sinks; ``page`` is tokens, kv_heads, head_dim."""
+    """Try two sequences with scattered pages and sinks; ``page``: tokens, kv_heads, head_dim."""
     if not _NEEDED.issubset(_parameters()):
         return False
     size, generator = page[0], torch.Generator(device).manual_seed(0)
@@ -67,7 +67,7 @@ def _works(device: torch.device, dtype: torch.dtype, heads: int, page: tuple[int
     def ints(*values: Any, dtype: torch.dtype = torch.int32) -> Tensor:
         return torch.tensor(values, device=device, dtype=dtype)
 
-    positions = ints(2 * size - 2, 2 * size - 1, 0, dtype=torch.int64)  # the index is not read
+    positions = ints(2 * size - 2, 2 * size - 1, 0, dtype=torch.int64)  # index: unused
     blocks = Blocks(
         positions, positions, ints((2, 0), (1, 1)), ints(0, 0), ints(0, 2, 3), size, None,
         longest=2, gaps=False, counts=np.array((2, 1)),

@@ -1,8 +1,8 @@
-"""Paged attention where kernels follow block tables: CUDA devices.
+"""Paged attention on CUDA devices, by kernels that follow block tables.
 
-Most is done by a kernel of our own: it knows windows, soft-capping, sinks, pools of another dtype,
-and rows that see no first positions. Rows of plain attention, several of a sequence, go to
-PyTorch's flash attention where that reads block tables.
+Our own kernel handles everything: windows, soft-capping, sinks, pools of another dtype, and rows
+that do not see a sequence's first positions. Plain attention with several rows per sequence goes to
+PyTorch's flash attention, where that reads block tables.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .cascade import CascadePlan, write_rows
 from .interface import Part, Scoring
 from .layout import lay_out
 
-_PROGRAMS = 8  # of a device that cannot tell: a CPU, with Triton's interpreter
+_PROGRAMS = 8  # for a CPU with Triton's interpreter, which does not report processors
 
 
 class PagedAttention:

@@ -1,9 +1,10 @@
-"""EAGLE and EAGLE-2 (a tree over the same network): decoder layers fed by the target's last state.
+"""EAGLE and EAGLE-2 drafts: decoder layers that read the target's final hidden state.
 
 Li et al., "EAGLE: Speculative Sampling Requires Rethinking Feature Uncertainty" (2024), in the file
-format that SGLang serves (``LlamaForCausalLMEagle``, ``Qwen2ForCausalLMEagle``). The source is what
-the target's final norm returns; the draft has neither a first nor a final norm and no head of its
-own: its output is meant to be like the state that the target's head reads.
+format that SGLang serves (``LlamaForCausalLMEagle``, ``Qwen2ForCausalLMEagle``). EAGLE-2 uses the
+same network with another tree of proposals. The source is the output of the target's final norm.
+The draft has no first norm, no final norm and no head: it is trained to predict that output, and
+the target's head reads it.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from .interface import Source
 
 
 class EagleDraft(DecoderDraft):
-    """A :class:`~kvkeep.models.drafts.interface.Draft` of one stage, of one layer or several."""
+    """A :class:`~kvkeep.models.drafts.interface.Draft` of one stage with one layer or several."""
 
     def _run(self, stage: int, tokens: Tensor, source: Tensor, kv: KVAccess) -> Tensor:
         hidden = mixed = self._linear(torch.cat((self._embed(tokens), source), -1), "fc")
@@ -53,7 +54,7 @@ def load(directory: Path, config: Mapping[str, Any], target: Target) -> EagleDra
 
 
 def _shapes(sizes: Sizes, layers: int, biased: str, vocab: int) -> Shapes:
-    """A head in the file is a copy of the target's, and not used."""
+    """Shapes by name. A head in the file is a copy of the target's and stays unused."""
     hidden = sizes.hidden
     shapes: Shapes = {
         "fc.weight": (hidden, 2 * hidden),

@@ -1,8 +1,8 @@
-"""EAGLE-3: one decoder layer fed by the target's own features.
+"""EAGLE-3 drafts: one decoder layer that reads features of several target layers.
 
 Li et al., "EAGLE-3: Scaling up Inference Acceleration of Large Language Models via Training-Time
 Test" (2025), in the file format that SGLang serves (``LlamaForCausalLMEagle3``). The source is the
-outputs of some target layers, through a projection of the draft's own.
+concatenated outputs of some target layers, projected by the draft's ``fc``.
 """
 
 from __future__ import annotations
@@ -76,14 +76,14 @@ def _check_config(config: Mapping[str, Any]) -> None:
 def _aux_layers(config: Mapping[str, Any], num_layers: int) -> tuple[int, ...]:
     """Target layers whose outputs the draft reads.
 
-    A config's ids mean layer outputs. Without ids the format's default is the *inputs* of layers
-    2, n // 2 and n - 3, that is, the outputs of the layers before them.
+    The ids in a config name layer outputs. Without ids, the format's default is the *inputs* of
+    layers 2, n // 2 and n - 3, which are the outputs of the layers before them.
     """
     eagle = config.get("eagle_config") or {}
     if "eagle_aux_hidden_state_layer_ids" in config:
         raise UnsupportedModel(
             "eagle_aux_hidden_state_layer_ids outside of eagle_config counts layers differently; "
-            "move the ids of the layers whose outputs are meant into eagle_config"
+            "move the ids of the layers whose outputs the draft reads into eagle_config"
         )
     ids = eagle.get("eagle_aux_hidden_state_layer_ids")
     ids = (1, num_layers // 2 - 1, num_layers - 4) if ids is None else tuple(ids)
@@ -104,14 +104,18 @@ def _shapes(config: Mapping[str, Any], sizes: Sizes, features: int, target: Targ
     shapes |= {f"{name}.weight": (hidden,) for name in norms}
     shapes["fc.weight"] = (hidden, features * target.hidden_size)
     shapes["lm_head.weight"] = (vocab, hidden)
-    own = "?" if hidden == target.hidden_size else ""  # else the target's embedding does not fit
+    own = "?" if hidden == target.hidden_size else ""  # else it cannot use the target's
     shapes[f"embed_tokens.weight{own}"] = (target.vocab_size, hidden)
     full = "?" if vocab == target.vocab_size else ""
     return shapes | {f"d2t{full}": (vocab,), "t2d?": (target.vocab_size,)}
 
 
 def _check_vocabulary(weights: Mapping[str, Tensor], vocab_size: int) -> None:
-    """``d2t`` holds differences: target id = draft id + d2t[draft id]; ``t2d`` marks the same."""
+    """Check ``d2t`` and ``t2d``: target id = draft id + d2t[draft id]; t2d marks these targets.
+
+    Raises:
+        DraftMismatch: an id is out of range, or the two disagree.
+    """
     if "d2t" not in weights:
         return
     ids = torch.arange(len(weights["d2t"])) + weights["d2t"]

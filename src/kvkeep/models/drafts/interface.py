@@ -1,4 +1,4 @@
-"""What the engine asks of a draft network, of whatever kind."""
+"""The interface of every draft network."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from ..passes import Pools, Run
 
 
 class Source(enum.Enum):
-    """What a draft's row mixes its token with."""
+    """What a row of a draft reads besides its token."""
 
-    NOTHING = enum.auto()  # a model of its own: the token is all it gets
-    TARGET = enum.auto()  # the target's feature, as :meth:`Draft.fuse` makes it
-    PREVIOUS = enum.auto()  # the output of the stage before
+    NOTHING = enum.auto()  # the token alone: the draft is a language model of its own
+    TARGET = enum.auto()  # the target's feature, as :meth:`Draft.fuse` returns it
+    PREVIOUS = enum.auto()  # the output of the previous stage
 
 
 class Stage(NamedTuple):
-    """A draft layer, or a stack of them that runs at once: whose rows, and of what they are made.
+    """One draft layer, or several that run as one: what its rows read, and where they lie.
 
     ::
 
@@ -30,45 +30,46 @@ class Stage(NamedTuple):
         shift 2               0     1         row i: token i and the feature of token i - 2,
                                               or stage 0's output in row i - 1
 
-    Row i lies in slot i, at RoPE position i - shift, and predicts token i + 1. The first ``shift``
-    slots hold no row. Every row is a function of tokens [0, i] alone, whoever computed it.
+    Row i is stored at position i of the sequence, has RoPE position i - shift, and predicts token
+    i + 1. The first ``shift`` positions hold no row. Row i depends on tokens [0, i] alone, so every
+    request computes the same row for the same prefix.
     """
 
-    shift: int  # of stage k: k + 1, or 0 where the source is nothing
+    shift: int  # k + 1 in stage k; 0 if the source is ``NOTHING``
     source: Source
 
     @property
     def lag(self) -> int:
-        """Tokens from a row's source to the row's own, in what feeds the stage."""
+        """Row i reads the value that its source has for token i - lag."""
         return 1 if self.source is Source.PREVIOUS else self.shift
 
 
 class Draft(Protocol):
-    """A draft network. Called on the engine's thread, inside ``torch.inference_mode``.
+    """A draft network. Call it on the engine's thread, inside ``torch.inference_mode``.
 
-    A chain's first token is read off stage 0, the next off stage 1, and all that follow off the
-    last stage. Once a chain is longer than a stage's shift, the features that the stage would mix
-    in are of tokens that the target has not seen; its own output in the row before takes their
-    place.
+    Stage 0 predicts the first token of a chain, stage 1 the second, and so on; the last stage
+    predicts all further ones. When a chain is longer than a stage's shift, the stage would need
+    features of tokens that the target has not seen. It then reads its own output in the previous
+    row instead.
     """
 
     @property
     def aux_layers(self) -> tuple[int, ...]:
-        """What of the target :meth:`fuse` reads, in order: see ``Target.capture``."""
+        """Target layers whose outputs :meth:`fuse` reads, in order: see ``Target.capture``."""
 
     @property
     def stages(self) -> tuple[Stage, ...]:
-        """The row conventions. First those fed by the target, then those fed by the one before."""
+        """All stages in order: first those that read the target, then those that read stages."""
 
     def groups(self, page_tokens: int) -> tuple[Group, ...]:
-        """Keys and values, and unless the source is nothing, ``carry`` with a row per stage.
+        """Groups of keys and values, and unless the source is ``NOTHING``, of ``carry``.
 
-        Carry is the source of the first row after the page. So stage k's is the feature of the
-        (k + 1)-th last token of the page, or stage k - 1's output in the page's last row.
+        ``carry`` has a row per stage: the source of the first row after the page. For stage k this
+        is the feature of the page's (k + 1)-th last token, or stage k - 1's output in its last row.
         """
 
     def fuse(self, features: Tensor) -> Tensor:
-        """Target features ``[rows, aux layers * target hidden]`` to ``[rows, hidden]``."""
+        """Map target features ``[rows, aux layers * target hidden]`` to ``[rows, hidden]``."""
 
     def forward(
         self,
@@ -78,17 +79,17 @@ class Draft(Protocol):
         runs: Sequence[Run],
         pools: Mapping[str, Pools],
     ) -> Tensor:
-        """Run one stage over rows of many sequences, writing its keys and values into ``pools``.
+        """Run one stage over rows of many sequences and write their keys and values to ``pools``.
 
         Args:
-            tokens: ``[rows]`` int64, the rows' own tokens.
-            source: ``[rows, hidden]``, what each row mixes in; None if the source is nothing.
-            runs: where the rows go and what they see.
+            tokens: ``[rows]`` int64, each row's own token.
+            source: ``[rows, hidden]``, each row's source; None if the source is ``NOTHING``.
+            runs: where the rows lie and what they attend to.
             pools: by group name.
 
         Returns:
-            ``[rows, hidden]``: states for :meth:`propose`, and a source of later rows.
+            ``[rows, hidden]``: states for :meth:`propose`, and sources of later rows.
         """
 
     def propose(self, hidden: Tensor) -> Tensor:
-        """The likeliest next token of each state: ``[n, hidden]`` to ``[n]`` int64 target ids."""
+        """The likeliest next token for each state: ``[n, hidden]`` to ``[n]`` int64 target ids."""

@@ -1,15 +1,15 @@
-"""Multi-token prediction: the layers that a target was trained with to look further ahead.
+"""Multi-token prediction (MTP) drafts: extra layers that were trained with the target.
 
 DeepSeek-AI, "DeepSeek-V3 Technical Report" (2024), with dense layers, in the file format of
-Xiaomi's MiMo-7B (2025; ``model.mtp_layers.k.*``, served by SGLang and vLLM as ``MiMoMTP``): of each
-layer two norms and a projection over source and token, a Qwen 2 decoder layer and a final norm.
-Embedding and head are the target's. The source of the first layer is what the target's final norm
-returns.
+Xiaomi's MiMo-7B (2025; ``model.mtp_layers.k.*``, served by SGLang and vLLM as ``MiMoMTP``). Each
+layer norms its source and its token's embedding, projects both together, and has a Qwen 2 decoder
+layer and a final norm. Embedding and head are the target's. The first layer's source is the output
+of the target's final norm.
 
-MiMo-7B has one layer. With several, published models differ in what feeds the others (SGLang pull
-request 18564): ``chain_hidden_states`` in the config says whether it is the layer before, as in
-DeepSeek's report and Step 3.5, or again the target, as in MiMo-V2. No published file holds several
-dense ones; this key is ours.
+MiMo-7B has one layer. Published models with several differ in the source of the others (SGLang pull
+request 18564): the previous layer in DeepSeek's report and Step 3.5, the target again in MiMo-V2.
+``chain_hidden_states`` in the config chooses (true: the previous layer). No published file holds
+several dense layers, so this key is our own.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class MtpDraft(DecoderDraft):
 def load(directory: Path, config: Mapping[str, Any], target: Target) -> MtpDraft:
     """See :func:`~kvkeep.models.drafts.loading.load_draft`.
 
-    The directory may hold the whole target.
+    The directory may hold the whole target; only the MTP layers are read.
     """
     sizes = Sizes.of(config, target.vocab_size)
     check_hidden(sizes, target)

@@ -9,15 +9,19 @@ from torch import Tensor
 
 
 class ForwardContext(Protocol):
-    """What a model's layers meet in one pass: its attention function and its cache object.
+    """What layers call in one forward pass: our attention function and cache object pass it on.
 
-    Heads lie before positions, as in transformers: ``[batch, heads, rows, dim]``.
+    Heads precede positions, as in transformers: ``[batch, heads, rows, dim]``.
     """
 
     def update(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """New rows as they are cached; returns what the layer goes on with."""
+        """Take the new rows that a layer gives its cache; return what it shall continue with."""
 
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, options: Mapping[str, Any]
     ) -> Tensor:
-        """``[batch, rows, heads, value dim]``."""
+        """Attention of one layer, ``[batch, rows, heads, value dim]``.
+
+        Args:
+            options: the keyword arguments of transformers' attention function.
+        """

@@ -1,4 +1,4 @@
-"""A target model: transformers' own code over page pools."""
+"""A target model: transformers' own code, run over page pools."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from .survey import Inventory
 
 
 class ContextCache(Protocol):
-    """transformers' cache object, whose attention layers ask a :class:`ForwardContext`."""
+    """transformers' cache object; its attention layers call a :class:`ForwardContext`."""
 
     context: ForwardContext
     layers: Sequence[Any]
 
 
 class Target:
-    """A causal language model. Called on the engine's thread, inside ``torch.inference_mode``.
+    """A causal language model. Call it on the engine's thread, inside ``torch.inference_mode``.
 
     Args:
         model: transformers' model, with our attention function.
-        cache: the cache object of its passes; it has seen one.
+        cache: the cache object for all passes; the survey has run one pass with it.
         inventory: what the model keeps.
-        kv_dtype: safetensors' name of what keys and values are kept in.
-        digest: of weights and configuration, 32 hex digits.
+        kv_dtype: dtype of the key and value pools, by safetensors' name.
+        digest: hash of weights and configuration, 32 hex digits.
         eos_ids: tokens that end a text.
     """
 
@@ -55,7 +55,7 @@ class Target:
         self.kv_dtype = kv_dtype
         self.dtype: torch.dtype = model.dtype
         self.device: torch.device = model.device
-        self.attention = attention_on(self.device)  # also of drafts
+        self.attention = attention_on(self.device)  # drafts use it too
         self.vocab_size: int = config.vocab_size
         self.context_length: int = config.max_position_embeddings
         self.hidden_size: int = config.hidden_size
@@ -65,32 +65,33 @@ class Target:
         self._model, self._cache, self._inventory = model, cache, inventory
         self._features: dict[int, Tensor] = {}
         self._hooks: list[Any] = []
-        self._scratch: list[tuple[list[int], recurrent.Scratch]] = []  # of the last forward
+        self._scratch: list[tuple[list[int], recurrent.Scratch]] = []  # by the last forward
         self.graphs: Graphs | None = None
-        """If set, decoding is recorded, drafts' too, and all passes must be over the same pools."""
+        """If set, decoding steps of target and drafts are recorded and replayed. All passes must
+        then use the same pools."""
 
     @property
     def dtype_name(self) -> str:
-        """safetensors' name of the dtype that the model runs in."""
+        """The dtype that the model runs in, by safetensors' name."""
         return DTYPE_NAMES[self.dtype]
 
     @property
     def packable(self) -> bool:
-        """Sequences can share one row of tokens: nothing flows along it but attention."""
+        """Whether a batch can be one packed row of tokens: only attention mixes positions."""
         return not self._inventory.states
 
     def groups(self, page_tokens: int) -> tuple[Group, ...]:
-        """What a page of ``page_tokens`` tokens is made of, besides drafts.
+        """The groups of a page of ``page_tokens`` tokens, without those of drafts.
 
-        ``full`` has a row per token in each page, ``window`` the same of sliding-window layers, and
-        ``state`` what recurrent layers keep of all tokens up to a page's end.
+        ``full`` has a row per token; so has ``window``, for sliding-window layers. ``state`` is the
+        state of recurrent layers at the end of the page.
         """
         return self._inventory.groups(page_tokens, self.kv_dtype)
 
     def capture(self, layers: Sequence[int]) -> None:
-        """From now on :meth:`forward` returns the outputs of these layers, in this order.
+        """Make :meth:`forward` return the outputs of these layers, in this order, from now on.
 
-        The one after the last, ``num_layers``, stands for the final norm's output.
+        Layer ``num_layers``, one past the last, stands for the output of the final norm.
         """
         stack = next(
             m for m in self._model.modules()
@@ -112,19 +113,19 @@ class Target:
     def forward(
         self, tokens: Tensor, runs: Sequence[Run], pools: Mapping[str, Pools]
     ) -> tuple[Tensor, Tensor | None]:
-        """Run rows of many sequences, one after another, on the state that ``pools`` hold.
+        """Run a packed batch of many sequences' rows on the state in ``pools``.
 
-        Rows of keys and values are written to their pages. A running state stays as it was until
+        This writes keys and values to their pages. It does not change running states; see
         :meth:`store`.
 
         Args:
-            tokens: ``[rows]`` int64.
-            runs: at least one; each of another sequence.
+            tokens: ``[rows]`` int64, the rows of ``runs`` in order.
+            runs: at least one; no two of the same sequence.
             pools: by group name, on this device.
 
         Returns:
-            Logits ``[kept, vocab]`` float32 of the rows that ``runs`` keep, and the captured
-            layers' outputs side by side ``[rows, layers * hidden]``, or None without
+            Logits ``[kept, vocab]`` float32 of the rows that ``runs`` keep, and the concatenated
+            outputs of captured layers ``[rows, layers * hidden]``, or None without
             :meth:`capture`.
         """
         if self.packable:
@@ -139,7 +140,7 @@ class Target:
         parts = torch.split(tokens, [run.rows for run in runs])
         logits_of: dict[int, Tensor] = {}
         features_of: dict[int, Tensor] = {}
-        for rows in sorted({run.rows for run in runs}):  # equally long ones run side by side
+        for rows in sorted({run.rows for run in runs}):  # runs of equal length make one batch
             which = [i for i, run in enumerate(runs) if run.rows == rows]
             mine = [runs[i] for i in which]
             scratch = recurrent.load(self._cache, self._inventory, mine, pools, self.device)
@@ -159,24 +160,25 @@ class Target:
         )
 
     def store(self, which: Sequence[int]) -> None:
-        """The last :meth:`forward`'s rows of these runs, by index, are part of their sequences:
-        what recurrent layers made of them becomes the running state."""
+        """Accept all rows of these runs, by index, of the last :meth:`forward`: the states that
+        recurrent layers computed from them become the running states."""
         for members, scratch in self._scratch:
             scratch.store([at for at, i in enumerate(members) if i in which])
 
     def _pass(
         self, tokens: Tensor, runs: Sequence[Run], kept: NDArray[np.int64], context: PagedContext
     ) -> tuple[Tensor, Tensor | None]:
-        """One pass of the model over ``tokens [batch, rows]``, the rows of ``runs`` in order.
+        """Run the model over ``tokens [batch, rows]``, the rows of ``runs`` in order.
 
-        Returns logits ``[batch, kept, vocab]`` and features ``[batch, rows, layers * hidden]``.
+        Returns:
+            Logits ``[batch, kept, vocab]`` and features ``[batch, rows, layers * hidden]``.
         """
         positions = np.concatenate([np.arange(run.start, run.start + run.rows) for run in runs])
         where = torch.from_numpy(positions).to(self.device).view(tokens.shape)
         return self._compute(tokens, where, torch.from_numpy(kept).to(self.device), context)
 
     def _recordable(self, runs: Sequence[Run]) -> bool:
-        """Sequences decode: one row each, or several that are verified, but equally many."""
+        """Whether this is a decoding step of equal runs: one row, or rows that are verified."""
         rows, keep = runs[0].rows, runs[0].keep
         return (
             self.graphs is not None
@@ -187,7 +189,7 @@ class Target:
     def _replay(
         self, tokens: Tensor, run: Run, context: PagedContext
     ) -> tuple[Tensor, Tensor | None]:
-        """:meth:`forward` of sequences with as many rows as ``run``, by a recording."""
+        """:meth:`forward` by a recording, for sequences that all have as many rows as ``run``."""
         assert self.graphs is not None
 
         def once(inputs: Tensors) -> Tensors:

@@ -1,4 +1,4 @@
-"""What attention layers do in a pass over page pools."""
+"""Attention layers in a pass over page pools."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from .survey import FULL, WINDOW, Inventory
 class PagedContext:
     """A :class:`~kvkeep.models.target.context.ForwardContext` that reads and writes page pools.
 
-    Plain keys and values are stored as attention gets them. Compressed ones are stored as the cache
-    object gets them, and what all rows see is handed back for the layer to expand.
+    Plain layers store keys and values when they call attention. Layers with compressed keys and
+    values (multi-head latent attention) store them when they update their cache; they get back what
+    all rows see, and expand it.
     """
 
     def __init__(
@@ -38,7 +39,7 @@ class PagedContext:
         pools: Mapping[str, Pools],
         attention: Attention,
     ) -> PagedContext:
-        """What layers do in a pass of ``runs``."""
+        """The context of a pass of ``runs``, with a plan for each group of attention layers."""
         plans = {}
         for group in inventory.paged:
             parts = [Part(run.tables.slots(group), run.start, run.rows, run.first) for run in runs]
@@ -50,9 +51,9 @@ class PagedContext:
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """``[sequences, ...]`` each, positions first: all that tells a step from others in which
-        sequences have as many rows. Empty if there is more to it: rows that are gathered, or still
-        on their way."""
+        """``[sequences, ...]`` each, positions first: all that differs between steps whose
+        sequences have equally many rows. Empty if the step cannot be replayed: a plan is not
+        replayable, a layer gathers rows, or rows are still loading."""
         found: list[Tensor] = []
         for plan in self._plans.values():
             if self._inventory.latent or self._arriving or not isinstance(plan, ReplayablePlan):
@@ -61,7 +62,7 @@ class PagedContext:
         return tuple(found)
 
     def over(self, tensors: Sequence[Tensor]) -> PagedContext:
-        """What layers do in the step that has these tensors in place of its own."""
+        """This context with ``tensors`` in place of its own."""
         rest, plans = iter(tensors), {}
         for group, plan in self._plans.items():
             assert isinstance(plan, ReplayablePlan)
@@ -99,6 +100,6 @@ class PagedContext:
         return out.view(batch, rows, heads, -1)
 
     def _wait(self, layer: int) -> None:
-        """Until what is being loaded of a layer is there."""
+        """Wait until every load in flight has brought this layer's part."""
         for arrival in self._arriving:
             arrival.wait(layer)
