@@ -274,7 +274,7 @@ def read_weights(directory: Path, shapes: Shapes, prefix: str = "") -> dict[str,
 
 
 def check_hidden(sizes: Sizes, target: Target) -> None:
-    """Check that the draft has the target's hidden size, as it uses its output and head as is.
+    """Check that the draft has the target's hidden size: it uses the target's output and head.
 
     Raises:
         DraftMismatch: the sizes differ.
@@ -286,7 +286,7 @@ def check_hidden(sizes: Sizes, target: Target) -> None:
 
 
 def _window(config: Mapping[str, Any]) -> int | None:
-    """The sliding window: ``layer_types`` decide if there, else ``use_sliding_window`` if there."""
+    """The sliding window, by ``layer_types``, else ``use_sliding_window``, else its size alone."""
     window: int | None = config.get("sliding_window")
     kinds = sorted(set(config.get("layer_types") or ()))
     if kinds == ["full_attention"]:

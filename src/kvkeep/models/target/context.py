@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 class ForwardContext(Protocol):
-    """What layers call in one forward pass: our attention function and cache object pass it on.
+    """What layers call in one pass, through our attention function and our cache object.
 
     Heads precede positions, as in transformers: ``[batch, heads, rows, dim]``.
     """
