@@ -21,7 +21,7 @@ from kvkeep.bench import decode
 from kvkeep.bench.measure import one_thread
 from kvkeep.engine import runner
 from kvkeep.engine.core import Engine
-from kvkeep.models.attention_torch import TorchPlan
+from kvkeep.models.attention.cascade import CascadePlan
 
 
 class Clock:
@@ -75,8 +75,8 @@ def watched(engine: Engine) -> Clock:
     clock.watch(runner, "sample", "sampling")
     clock.watch(engine._target, "forward", "model without attention")
     clock.watch(engine._target.attention, "plan", "attention: the step's plan")
-    clock.watch(TorchPlan, "write", "attention: keys and values into pages")
-    clock.watch(TorchPlan, "attend", "attention: the kernel")
+    clock.watch(CascadePlan, "write", "attention: keys and values into pages")
+    clock.watch(CascadePlan, "attend", "attention: the kernel")
     return clock
 
 

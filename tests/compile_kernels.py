@@ -12,7 +12,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from kvkeep.models.attention_kernel import _attend, _merge
+from kvkeep.models.attention.kernels import _attend, _merge
 
 TYPES = {
     "total": "*fp32", "parts": "*fp32", "totals": "*fp32", "tables": "*i32", "tiles": "*i32",

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from kvkeep.models.attention import Attention, Part, Scoring, attention_on
+from kvkeep.models.attention.device import attention_on
+from kvkeep.models.attention.interface import Attention, Part, Scoring
 
 ATTENTION = attention_on(torch.device("cpu"))
 PAGE, SLOTS, DIM, SCALE = 4, 40, 8, 0.3

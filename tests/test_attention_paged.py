@@ -18,10 +18,10 @@ from test_attention import CASES, DIM, OPTIONS, PAGE, SCALE, Options, packed, pl
 from torch import Tensor
 from torch.nn.attention import varlen
 
-from kvkeep.models import attention_varlen
-from kvkeep.models.attention import Part, Scoring
-from kvkeep.models.attention_paged import PagedAttention
-from kvkeep.models.attention_torch import TorchAttention
+from kvkeep.models.attention import flash
+from kvkeep.models.attention.cascade import CascadeAttention
+from kvkeep.models.attention.interface import Part, Scoring
+from kvkeep.models.attention.paged import PagedAttention
 
 PAGED = PagedAttention(DEVICE)
 
@@ -74,7 +74,7 @@ def test_slots_do_not_change_a_bit() -> None:
 
 def test_rows_are_laid_out_as_on_a_cpu() -> None:
     parts, _ = packed(0, 2, torch.float32)
-    found, expected = (one(DEVICE).plan(parts, PAGE) for one in (PagedAttention, TorchAttention))
+    found, expected = (one(DEVICE).plan(parts, PAGE) for one in (PagedAttention, CascadeAttention))
     assert torch.equal(found.positions, expected.positions)
     pools = [torch.zeros(40, PAGE, device=DEVICE) for _ in range(2)]
     for plan, pool in zip((found, expected), pools, strict=True):
@@ -131,9 +131,9 @@ def test_flash_attention_of_pytorch_is_tried_before_it_is_used(
         return torch.cat(out), torch.cat(totals, 1)
 
     monkeypatch.setattr(varlen, "varlen_attn", varlen_attn)
-    for cached in (attention_varlen._works, attention_varlen._parameters):
+    for cached in (flash._works, flash._parameters):
         cached.cache_clear()
-    assert attention_varlen._works(DEVICE, torch.float32, 4, (PAGE, 2, DIM)) == right
+    assert flash._works(DEVICE, torch.float32, 4, (PAGE, 2, DIM)) == right
 
 
 @pytest.mark.skipif(DEVICE.type == "cuda", reason="there is a device to compile for")

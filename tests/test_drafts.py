@@ -13,10 +13,11 @@ from test_runner import Bench, equal, generate, prompt
 from tiny_models import PAGE, save_target
 from torch import Tensor
 
-from kvkeep.engine.request import Sequence
-from kvkeep.models.base import Draft
-from kvkeep.models.drafts import load_draft
-from kvkeep.models.hf import Target, load_target
+from kvkeep.engine.request import RequestState
+from kvkeep.models.drafts.interface import Draft
+from kvkeep.models.drafts.loading import load_draft
+from kvkeep.models.target.hf import load_target
+from kvkeep.models.target.model import Target
 
 torch.set_num_threads(1)
 LENGTHS = (1, 37, 18)
@@ -79,7 +80,7 @@ class Reader:
 
     def __init__(self, draft: Draft, text: list[int], wrong: set[int]) -> None:
         self._draft, self._text, self._wrong = draft, text, wrong
-        self.seq: Sequence | None = None
+        self.seq: RequestState | None = None
         self._at = (0, 0)  # length, and the position that the next proposal is for
 
     def __getattr__(self, name: str) -> Any:
@@ -98,7 +99,7 @@ def near(found: Tensor, expected: Tensor) -> bool:
     return bool((found - expected).abs().max() <= 1e-5 * expected.abs().max().clamp(min=1))
 
 
-def check_state(case: Case, bench: Bench, seq: Sequence, gap: int = 0, since: int = 0) -> None:
+def check_state(case: Case, bench: Bench, seq: RequestState, gap: int = 0, since: int = 0) -> None:
     """Rows from slot ``since`` on, carry and what proposes next, against the reference."""
     kind, computed = case.kind, seq.computed
     text = tuple(seq.tokens[: computed + 1].tolist())
@@ -125,7 +126,7 @@ def check_state(case: Case, bench: Bench, seq: Sequence, gap: int = 0, since: in
     assert near(seq.hidden, expected)
 
 
-def check_proposals(case: Case, seq: Sequence, gap: int = 0) -> None:
+def check_proposals(case: Case, seq: RequestState, gap: int = 0) -> None:
     text, at = seq.tokens.tolist(), seq.prompt_length + 1
     for chain in seq.proposals:
         assert chain == case.reference.propose(tuple(text[:at]), len(chain), gap)
@@ -182,7 +183,9 @@ def test_a_hit_gives_the_bytes_and_proposals_of_the_cold_run(case: Case) -> None
     assert equal(*states)
 
 
-def load(case: Case, bench: Bench, seq: Sequence, other: Bench, source: Sequence, n: int) -> None:
+def load(
+    case: Case, bench: Bench, seq: RequestState, other: Bench, source: RequestState, n: int
+) -> None:
     """A hit of ``n`` pages, of which a window's are there only as far as it reaches."""
     bench.load(seq, other, source, n)
     (group,) = case.draft.groups(PAGE)

@@ -6,8 +6,7 @@ everything that was never written are NaN, and snapshots have slots at cuts only
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -19,10 +18,13 @@ import torch
 from tiny_models import KINDS, VOCAB, FakeLease, allocate, save_target, sequence
 from torch import Tensor
 
-from kvkeep.engine.request import Sequence
+from kvkeep.engine.request import RequestState
 from kvkeep.engine.runner import Runner, Work
-from kvkeep.models.base import KV_DTYPES, Pools, Run, Source, Stage
-from kvkeep.models.hf import Target, load_target
+from kvkeep.models.checkpoint import KV_DTYPES
+from kvkeep.models.drafts.interface import Source, Stage
+from kvkeep.models.passes import Pools, Run
+from kvkeep.models.target.hf import load_target
+from kvkeep.models.target.model import Target
 from kvkeep.schema import Component, Group, Identity, Schema
 
 torch.set_num_threads(1)
@@ -56,7 +58,7 @@ class Script:
         stage: int,
         tokens: Tensor,
         source: Tensor | None,
-        runs: Seq[Run],
+        runs: Sequence[Run],
         pools: Mapping[str, Pools],
     ) -> Tensor:
         """``[rows, 2]``: whose row it is, and its position."""
@@ -98,13 +100,13 @@ class Bench:
             self._free[group.name] = free[PAGES + group.working :]
         return lease
 
-    def sequence(self, tokens: Seq[int], text: Seq[int] = ()) -> Sequence:
+    def sequence(self, tokens: Sequence[int], text: Sequence[int] = ()) -> RequestState:
         lease = self.lease()
         if self._draft:
             self._draft.texts[int(lease.slots("draft")[0])] = list(text)
         return sequence(list(tokens), lease)
 
-    def run(self, seqs: Seq[Sequence], chunk: int, new: int = NEW) -> list[list[int]]:
+    def run(self, seqs: Sequence[RequestState], chunk: int, new: int = NEW) -> list[list[int]]:
         """Serve to ``new`` tokens each, chunks ending at cuts; returns whole texts."""
         while live := [s for s in seqs if s.generated < new]:
             work = []
@@ -117,7 +119,7 @@ class Bench:
                 self.slide(seq)
         return [s.tokens.tolist() for s in seqs]
 
-    def slide(self, seq: Sequence) -> None:
+    def slide(self, seq: RequestState) -> None:
         """What a window's commit does, and worse: the bytes are gone at once."""
         assert isinstance(seq.lease, FakeLease)
         for group in self.groups:
@@ -128,7 +130,7 @@ class Bench:
                     pool[table[behind][table[behind] >= 0]] = torch.nan
                 table[behind] = -1
 
-    def final(self, seq: Sequence) -> dict[str, Tensor]:
+    def final(self, seq: RequestState) -> dict[str, Tensor]:
         """State in position order: of groups that need every page, and the running ones."""
         assert seq.lease is not None
         found = {}
@@ -144,7 +146,7 @@ class Bench:
                 found[f"{group.name}.{name}"] = torch.stack(rows)
         return found
 
-    def hit(self, seq: Sequence, other: Bench, source: Sequence, pages: int) -> None:
+    def hit(self, seq: RequestState, other: Bench, source: RequestState, pages: int) -> None:
         """Give ``seq`` what a hit of ``pages`` pages of ``source`` brings: copies, elsewhere."""
         assert seq.lease is not None
         assert source.lease is not None
@@ -185,7 +187,7 @@ class Family:
         return bench.run([bench.sequence(p) for p in prompts], 512)
 
     @torch.no_grad()
-    def logits(self, text: Seq[int]) -> Tensor:
+    def logits(self, text: Sequence[int]) -> Tensor:
         """``[len(text), vocab]`` in one pass of transformers."""
         logits: Tensor = self.model(torch.tensor([text]), use_cache=False).logits[0]
         return logits

@@ -20,13 +20,15 @@ from test_runner import Bench, prompt
 from tiny_models import KINDS, save_target
 from torch import Tensor
 
-from kvkeep.models import attention_kernel, target
-from kvkeep.models.attention import Scoring
-from kvkeep.models.attention_paged import PagedAttention
-from kvkeep.models.blocks import Blocks
-from kvkeep.models.drafts import load_draft
+from kvkeep.models.attention import kernels
+from kvkeep.models.attention.blocks import Blocks
+from kvkeep.models.attention.interface import Scoring
+from kvkeep.models.attention.paged import PagedAttention
+from kvkeep.models.drafts.loading import load_draft
 from kvkeep.models.graphs import Graphs, NotRecordable, Tensors
-from kvkeep.models.hf import Target, load_target
+from kvkeep.models.target import model as target_module
+from kvkeep.models.target.hf import load_target
+from kvkeep.models.target.model import Target
 
 NEW = 10
 PROMPTS = [prompt(9), prompt(21, 1), prompt(14, 2)]  # batches of 3 are filled to 4
@@ -48,8 +50,8 @@ def block_tables(monkeypatch: pytest.MonkeyPatch) -> None:
             out.append(plain(rows, *seen, starts[begin], firsts[i], options))
         return torch.cat(out).to(query.dtype)
 
-    monkeypatch.setattr(attention_kernel, "attend", attend)
-    monkeypatch.setattr(target, "attention_on", PagedAttention)
+    monkeypatch.setattr(kernels, "attend", attend)
+    monkeypatch.setattr(target_module, "attention_on", PagedAttention)
 
 
 class Again:

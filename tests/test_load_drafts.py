@@ -13,8 +13,9 @@ from draft_kinds import save_eagle1, save_eagle3, save_mtp
 from tiny_models import HIDDEN, PAGE, VOCAB, draft_tensors, save_draft, save_target
 from torch import Tensor
 
-from kvkeep.models.drafts import load_draft
-from kvkeep.models.hf import Target, load_target
+from kvkeep.models.drafts.loading import load_draft
+from kvkeep.models.target.hf import load_target
+from kvkeep.models.target.model import Target
 from kvkeep.schema import ConfigError, DraftMismatch, UnsupportedModel
 
 torch.set_num_threads(1)

@@ -18,7 +18,8 @@ from tiny_models import (
     save_target,
 )
 
-from kvkeep.models.hf import Target, load_target, load_tokenizer
+from kvkeep.models.target.hf import load_target, load_tokenizer
+from kvkeep.models.target.model import Target
 from kvkeep.schema import ConfigError, UnsupportedModel
 
 torch.set_num_threads(1)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -27,11 +26,12 @@ from tiny_models import (
 from torch import Tensor
 from torch.nn import functional
 
-from kvkeep.engine.request import Sequence
+from kvkeep.engine.request import RequestState
 from kvkeep.engine.runner import Runner, Work
-from kvkeep.models.base import Draft
-from kvkeep.models.drafts import load_draft
-from kvkeep.models.hf import Target, load_target
+from kvkeep.models.drafts.interface import Draft
+from kvkeep.models.drafts.loading import load_draft
+from kvkeep.models.target.hf import load_target
+from kvkeep.models.target.model import Target
 
 torch.set_num_threads(1)
 NEW, SLOTS = 24, 512
@@ -44,7 +44,7 @@ class Oracle:
     def __init__(self, draft: Draft, script: Callable[[int], int]) -> None:
         self._draft, self._script = draft, script  # position (without ``seq``: step) -> token
         self._step = 0
-        self.seq: Sequence | None = None
+        self.seq: RequestState | None = None
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._draft, name)
@@ -88,13 +88,13 @@ class Bench:
         self.draft = draft
         self.runner = Runner(target, draft, self.pools, PAGE, steps)
 
-    def sequence(self, tokens: list[int], pages: int = 9, **options: Any) -> Sequence:
+    def sequence(self, tokens: list[int], pages: int = 9, **options: Any) -> RequestState:
         tables = {name: free[:pages] for name, free in self._free.items()}
         working = {name: free[pages : pages + 1] for name, free in self._free.items()}
         self._free = {name: free[pages + 1 :] for name, free in self._free.items()}
         return sequence(tokens, FakeLease(tables, working), **options)
 
-    def run(self, seqs: Seq[Sequence], chunk: int, new: int = NEW) -> list[list[int]]:
+    def run(self, seqs: Sequence[RequestState], chunk: int, new: int = NEW) -> list[list[int]]:
         """Serve to ``new`` tokens each; returns the new tokens."""
         while live := [s for s in seqs if s.length - s.prompt_length < new]:
             work = []
@@ -104,7 +104,7 @@ class Bench:
             self.runner.step(work)
         return [s.tokens[s.prompt_length :].tolist() for s in seqs]
 
-    def state(self, seq: Sequence, draft_rows: int | None = None) -> dict[str, Tensor]:
+    def state(self, seq: RequestState, draft_rows: int | None = None) -> dict[str, Tensor]:
         """The sequence's state in position order: rows ``[0, computed)``, and each page's carry.
 
         Other than the target's, draft rows reach up to ``draft_rows``.
@@ -123,7 +123,7 @@ class Bench:
                     found[f"{group}.{name}.{layer}"] = rows.clone()
         return found
 
-    def load(self, seq: Sequence, other: Bench, source: Sequence, pages: int) -> None:
+    def load(self, seq: RequestState, other: Bench, source: RequestState, pages: int) -> None:
         """Make the first ``pages`` pages of ``source`` a hit of ``seq``."""
         for group, components in self.pools.items():
             mine, theirs = (one.lease.slots(group)[:pages] for one in (seq, source))  # type: ignore[union-attr]
@@ -149,12 +149,12 @@ class Plain:
         self.w = draft_tensors()
 
     @torch.no_grad()
-    def fused(self, tokens: Seq[int]) -> Tensor:
+    def fused(self, tokens: Sequence[int]) -> Tensor:
         states = self.model(torch.tensor([tokens]), output_hidden_states=True).hidden_states
         return torch.cat([states[layer + 1][0] for layer in (0, 1, 2)], -1) @ self.w["fc.weight"].T
 
     @torch.no_grad()
-    def rows(self, tokens: Seq[int], source: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def rows(self, tokens: Sequence[int], source: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Keys, values and outputs of the rows of tokens [1, n), given sources [0, n - 1)."""
 
         def norm(x: Tensor, name: str) -> Tensor:
@@ -184,7 +184,7 @@ class Plain:
         x = norm(out, "midlayer.post_attention_layernorm")
         return k, v, out + (functional.silu(x @ gate) * (x @ up)) @ down
 
-    def propose(self, tokens: Seq[int], steps: int) -> list[int]:
+    def propose(self, tokens: Sequence[int], steps: int) -> list[int]:
         """The chain after ``tokens``, the last of which the target has not run yet."""
         tokens, source = list(tokens), self.fused(tokens[:-1])
         found: list[int] = []

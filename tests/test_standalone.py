@@ -9,9 +9,9 @@ import torch
 from test_runner import Bench, prompt
 from tiny_models import KINDS, PAGE, save_target
 
-from kvkeep.models.drafts import load_draft
-from kvkeep.models.hf import load_target
-from kvkeep.models.target import Target
+from kvkeep.models.drafts.loading import load_draft
+from kvkeep.models.target.hf import load_target
+from kvkeep.models.target.model import Target
 from kvkeep.schema import UnsupportedModel
 
 torch.set_num_threads(1)

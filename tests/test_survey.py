@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from kvkeep.models.survey import Inventory, Kept, Survey, states
+from kvkeep.models.target.survey import Inventory, Kept, Survey, states
 from kvkeep.schema import UnsupportedModel
 
 

@@ -18,7 +18,7 @@ from kvkeep.media.memory import TORCH_DTYPES
 from kvkeep.schema import Group
 
 if TYPE_CHECKING:
-    from kvkeep.engine.request import Sequence
+    from kvkeep.engine.request import RequestState
 
 VOCAB, HIDDEN, PAGE = 128, 64, 16
 SHAPE = {
@@ -167,14 +167,14 @@ class FakeLease:
         return 0
 
 
-def sequence(tokens: list[int], lease: FakeLease, **options: Any) -> Sequence:
+def sequence(tokens: list[int], lease: FakeLease, **options: Any) -> RequestState:
     """A request for ``tokens``; options of :class:`Sampling` or :class:`Generate`."""
     from kvkeep.engine.messages import Generate, Sampling  # here: not all tests need an engine
-    from kvkeep.engine.request import Sequence
+    from kvkeep.engine.request import RequestState
 
     names = ("temperature", "top_p", "top_k", "max_tokens")
     sampling = Sampling(**{"temperature": 0.0} | {k: options.pop(k) for k in names if k in options})
     seed = options.pop("seed", 0)
-    made = Sequence.of(Generate(id="r", tokens=tokens, sampling=sampling, **options), seed)
+    made = RequestState.of(Generate(id="r", tokens=tokens, sampling=sampling, **options), seed)
     made.lease = lease  # type: ignore[assignment]
     return made

@@ -23,7 +23,7 @@ from kvkeep.engine.build import OpenStore, open_store
 from kvkeep.engine.config import EngineConfig
 from kvkeep.engine.core import Engine
 from kvkeep.engine.messages import Abort, Failed, Finished, Generate, Output, Reply, Sampling
-from kvkeep.engine.request import Sequence
+from kvkeep.engine.request import RequestState
 from kvkeep.media.memory import Memory
 
 DEMO = Path(str(resources.files("kvkeep.demo")))
@@ -152,7 +152,7 @@ class Rig:
         self.engine.listen(self._hear)
         self.answers: dict[str, Answer] = {}
         self.watch = watch
-        self.on_output: Callable[[Sequence], None] = lambda _: None
+        self.on_output: Callable[[RequestState], None] = lambda _: None
 
     def __enter__(self) -> Self:
         return self
@@ -234,7 +234,7 @@ class Rig:
         assert isinstance(media, Memory)
         return media.pools
 
-    def state(self, seq: Sequence) -> State:
+    def state(self, seq: RequestState) -> State:
         """All computed state of a request, read through its block tables; carries are per page."""
         assert seq.lease is not None
         found = {}

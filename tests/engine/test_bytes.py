@@ -10,7 +10,7 @@ import pytest
 import torch
 from rig import DEMO_PAIR, Answer, Pair, Rig, close, demo_prompts, part, prompt, same
 
-from kvkeep.engine.request import Sequence
+from kvkeep.engine.request import RequestState
 
 NEW = 24
 
@@ -165,7 +165,7 @@ def test_spoiled_bytes_are_noticed(spoil: Callable[[Pools, Tables], None], tiny:
     tokens = prompt(100)
     tables: Tables = {}
 
-    def look(seq: Sequence) -> None:
+    def look(seq: RequestState) -> None:
         assert seq.lease is not None
         tables.update({name: seq.lease.slots(name)[:6].tolist() for name in ("full", "draft")})
 

@@ -9,8 +9,7 @@ import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
-from collections.abc import Sequence as Seq
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -97,7 +96,7 @@ class Reads(WrapperStore):
         super().__init__(inner)
         self.seen: Counter[Key] = Counter()
 
-    def read(self, keys: Seq[Key], out: Seq[memoryview]) -> list[bool]:
+    def read(self, keys: Sequence[Key], out: Sequence[memoryview]) -> list[bool]:
         self.seen.update(keys)
         return super().read(keys, out)
 

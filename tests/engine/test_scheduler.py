@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from kvkeep.engine.build import open_store
 from kvkeep.engine.config import EngineConfig
 from kvkeep.engine.core import Engine
 from kvkeep.engine.messages import Ask, Failed, Figures, Finished, Generate, Reply, Sampling
-from kvkeep.engine.request import Sequence
+from kvkeep.engine.request import RequestState
 from kvkeep.engine.runner import Advance, Work
 from kvkeep.schema import Closed, Key, Schema
 from kvkeep.stores.base import Store
@@ -122,7 +122,7 @@ class Gate(WrapperStore):
         self.open = threading.Event()
         self.waiting = threading.Event()
 
-    def read(self, keys: Seq[Key], out: Seq[memoryview]) -> list[bool]:
+    def read(self, keys: Sequence[Key], out: Sequence[memoryview]) -> list[bool]:
         self.waiting.set()
         self.open.wait()
         return super().read(keys, out)
@@ -155,7 +155,7 @@ def test_requests_overtake_one_with_a_slow_prefetch(tiny: Pair, tmp_path: Path) 
 def test_preemption_keeps_whole_pages(tiny: Pair) -> None:
     """With a host tier, a preempted request recomputes at most two pages."""
     with Rig(tiny, device_tokens=192, chunked_prefill_size=32) as rig:
-        seen: list[Sequence] = []
+        seen: list[RequestState] = []
         rig.on_output = lambda seq: seen.append(seq) if seq not in seen else None
         for i in range(8):
             rig.send(prompt(20 + i), 60)
@@ -171,7 +171,7 @@ class FailingRunner:
     def __init__(self, inner: Any, name: str) -> None:
         self._inner, self._name = inner, name
 
-    def step(self, work: Seq[Work]) -> list[Advance]:
+    def step(self, work: Sequence[Work]) -> list[Advance]:
         if any(one.seq.id == self._name and one.seq.generated >= 3 for one in work):
             self._inner.step(work)
             raise RuntimeError("a planted failure")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ import pytest
 from rig import Answer, Pair, Rig, prompt
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from kvkeep.engine.request import Sequence
+from kvkeep.engine.request import RequestState
 from kvkeep.engine.text import Detokenizer
 
 NEW = 40
@@ -46,7 +46,7 @@ class PerfectDraft:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
 
-    def _look(self, seq: Sequence) -> None:
+    def _look(self, seq: RequestState) -> None:
         self._at = seq.length
 
     def propose(self, hidden: Any) -> Any:
@@ -176,7 +176,7 @@ def byte_level() -> Tokenizer:
     return tokenizer
 
 
-def push(tokenizer: Tokenizer, pieces: Seq[Seq[int]], *stop: str) -> list[str]:
+def push(tokenizer: Tokenizer, pieces: Sequence[Sequence[int]], *stop: str) -> list[str]:
     """Text that each piece releases, and at the end what was held back."""
     detokenizer = Detokenizer(tokenizer, stop)
     return [*(detokenizer.push(piece)[0] for piece in pieces), detokenizer.flush()]

@@ -19,8 +19,9 @@ from kvkeep.core.cache import Cache
 from kvkeep.core.lease import Lease
 from kvkeep.core.policy import Policy
 from kvkeep.media.memory import Memory
-from kvkeep.models.base import Run
-from kvkeep.models.hf import Target, load_target
+from kvkeep.models.passes import Run
+from kvkeep.models.target.hf import load_target
+from kvkeep.models.target.model import Target
 from kvkeep.schema import Identity, Schema
 from kvkeep.stores.file import FileStore
 

@@ -13,9 +13,9 @@ from served import DEVICE, GPU, load
 from tiny_models import HIDDEN, PAGE, FakeLease, allocate
 from torch import Tensor
 
-from kvkeep.models.base import Pools, Run
-from kvkeep.models.drafts import load_draft
+from kvkeep.models.drafts.loading import load_draft
 from kvkeep.models.graphs import Graphs
+from kvkeep.models.passes import Pools, Run
 from kvkeep.schema import Group
 
 pytestmark = GPU

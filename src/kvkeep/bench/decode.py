@@ -24,7 +24,8 @@ from ..demo.run import TARGET
 from ..engine.config import EngineConfig
 from ..engine.core import Engine
 from ..engine.messages import Generate, Sampling
-from ..models.attention import Part, Scoring, attention_on
+from ..models.attention.device import attention_on
+from ..models.attention.interface import Part, Scoring
 from .measure import Row, Step, interleaved, one_thread, row, seconds
 
 BATCHES = (8, 32)

@@ -23,9 +23,9 @@ from torch import Tensor
 from ..media.arrival import Arrival
 from ..media.base import Copy
 from ..media.memory import Memory
-from ..models.base import Run
 from ..models.graphs import Graphs
-from ..models.hf import adopt
+from ..models.passes import Run
+from ..models.target.hf import adopt
 from ..schema import Identity, Schema
 from .measure import Row, Step, interleaved, row, seconds
 

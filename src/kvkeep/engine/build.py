@@ -10,10 +10,11 @@ from typing import Any
 from ..core.cache import Cache
 from ..core.policy import Policy, eviction_order
 from ..media.memory import Memory
-from ..models.base import Draft
-from ..models.drafts import load_draft
+from ..models.drafts.interface import Draft
+from ..models.drafts.loading import load_draft
 from ..models.graphs import Graphs
-from ..models.hf import Target, load_target, load_tokenizer
+from ..models.target.hf import load_target, load_tokenizer
+from ..models.target.model import Target
 from ..schema import Identity, Schema
 from ..stores.base import Store
 from ..stores.file import FileStore

@@ -33,7 +33,7 @@ from .messages import (
     Reply,
     Request,
 )
-from .request import Sequence
+from .request import RequestState
 from .runner import Work
 from .scheduler import Scheduler
 from .text import Detokenizer
@@ -69,7 +69,7 @@ class Engine:
             parts.cache, config.chunked_prefill_size, config.max_running, parts.lookahead
         )
         self._target, self._runner = parts.target, parts.runner
-        self._sequences: dict[str, tuple[Sequence, Detokenizer]] = {}
+        self._sequences: dict[str, tuple[RequestState, Detokenizer]] = {}
         self._seeds = random.Random(config.seed)
         self._inbox: queue.SimpleQueue[Request | None] = queue.SimpleQueue()  # None: just wake up
         self.cache.listen(lambda: self._inbox.put(None))
@@ -181,7 +181,7 @@ class Engine:
         if drawn or not tokens:
             self._prefill = 0, 0.0
 
-    def _advance(self, seq: Sequence, old: int, tokens: list[int], now: float) -> None:
+    def _advance(self, seq: RequestState, old: int, tokens: list[int], now: float) -> None:
         """Emit and commit what a step did: computed from ``old`` tokens on, sampled ``tokens``."""
         if tokens:
             self._emit(seq, tokens, now)
@@ -244,12 +244,12 @@ class Engine:
         fitting = msgspec.structs.replace(sampling, max_tokens=min(sampling.max_tokens, room))
         request = msgspec.structs.replace(request, sampling=fitting)
         seed = self._seeds.getrandbits(63) if sampling.seed is None else sampling.seed
-        seq = Sequence.of(request, seed)
+        seq = RequestState.of(request, seed)
         detokenizer = Detokenizer(self.tokenizer.backend_tokenizer, sampling.stop)
         self.scheduler.add(seq)
         self._sequences[request.id] = seq, detokenizer
 
-    def _emit(self, seq: Sequence, tokens: list[int], now: float) -> None:
+    def _emit(self, seq: RequestState, tokens: list[int], now: float) -> None:
         """Reply with new tokens, up to the first stop condition; drop the tokens after it."""
         detokenizer = self._sequences[seq.id][1]
         seq.times.first_token = seq.times.first_token or now
@@ -266,7 +266,7 @@ class Engine:
             text += detokenizer.flush()
         self._reply(Output(seq.id, tokens[:kept], text))
 
-    def _until_end_token(self, seq: Sequence, tokens: list[int]) -> int:
+    def _until_end_token(self, seq: RequestState, tokens: list[int]) -> int:
         """Number of ``tokens`` up to the first stop token, inclusive. Sets ``seq.finish``."""
         sampling = seq.request.sampling
         ends = set(sampling.stop_token_ids)
@@ -278,7 +278,7 @@ class Engine:
                 return count
         return len(tokens)
 
-    def _finish(self, seq: Sequence) -> None:
+    def _finish(self, seq: RequestState) -> None:
         self._drop(seq.id)
         self._reply(Finished(seq.id, seq.finish or "stop", seq.usage()))
 

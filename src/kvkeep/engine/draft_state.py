@@ -1,8 +1,8 @@
-"""What a draft keeps in its page pools beside what its layers write: carry, and rows that are none.
+"""What a draft's pools hold besides the keys and values of its rows: carry, and zeroed rows.
 
-What feeds a stage is a *stream* with a value per token: the target's fused features, or the output
-of the stage before. ``carry`` in a page is, for each stage, the value that the row after the page's
-last token will need; in a page that is not full, the row after its last final token.
+The source of a stage has a value per token: the target's fused features, or the output of the
+previous stage. ``carry`` in a page holds, for each stage, the source value of the row after the
+page's last token; in a partial page, of the row after its last final token.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..models.base import Pools, Tables
+from ..models.passes import Pools, Tables
 
 
 @dataclass(frozen=True, slots=True)
-class Stream:
-    """What feeds a stage, of all sequences of a step."""
+class SourceValues:
+    """The source values of a stage, for all sequences of a step."""
 
-    values: Tensor  # [n, hidden]: those of the step, those before, and last a zero row
-    count: int  # values of the step; each sequence's are consecutive
-    first: Sequence[int]  # by sequence, the token of its first value of the step
-    offset: Sequence[int]  # by sequence, where that value lies
-    known: Sequence[int]  # by sequence, the first token that has a value at all
+    values: Tensor  # [n, hidden]: of this step, then of earlier tokens, then one zero row
+    count: int  # values of this step; those of one sequence are consecutive
+    first: Sequence[int]  # per sequence, the token of its first value in this step
+    offset: Sequence[int]  # per sequence, the index of that value
+    known: Sequence[int]  # per sequence, the first token that has a value at all
 
     @classmethod
     def of(
@@ -37,13 +37,13 @@ class Stream:
         first: Sequence[int],
         offset: Sequence[int],
         known: Sequence[int],
-    ) -> Stream:
-        """``before``: of tokens first - 1, of tokens first - 2, ..., ``[sequences, hidden]``."""
+    ) -> SourceValues:
+        """``before``: values of tokens first - 1, first - 2, ..., each ``[sequences, hidden]``."""
         zero = values.new_zeros(1, values.shape[1])
         return cls(torch.cat((values, *before, zero)), len(values), first, offset, known)
 
     def take(self, wanted: Iterable[tuple[int, NDArray[np.int64]]]) -> Tensor:
-        """``[tokens, hidden]`` of (sequence, its tokens); zero of tokens that have no value."""
+        """Values ``[tokens, hidden]`` of (sequence, its tokens); 0 for tokens without a value."""
         index = [np.zeros(0, np.int64)]
         for i, tokens in wanted:
             ago = self.first[i] - tokens
@@ -54,42 +54,47 @@ class Stream:
 
 
 class DraftState:
-    """A draft's pools, by the block tables of sequences.
+    """Reads and writes carry in a draft's pools, and zeroes rows there.
 
     Args:
-        pools: by group name; one of them has ``carry``, unless nothing feeds the draft.
+        pools: by group name; one of them has ``carry``, unless the draft's source is ``NOTHING``.
     """
 
     def __init__(self, pools: Mapping[str, Pools], page_tokens: int, device: torch.device) -> None:
         self.pools = pools
         self._page_tokens, self._device = page_tokens, device
-        self._keeper = next((name for name, one in pools.items() if "carry" in one), "")
+        self._carrier = next((name for name, one in pools.items() if "carry" in one), "")
 
     def carry(self, stage: int, tables: Sequence[Tables], tokens: Sequence[int]) -> Tensor:
-        """``[sequences, hidden]``: what the row of each sequence's token has for a source.
+        """``[sequences, hidden]``: the source value of the row of each sequence's token.
 
-        Where the token before is of no page with state it is anything.
+        It is arbitrary where the page of the previous token has no draft state.
         """
         pages = [max(0, token - 1) // self._page_tokens for token in tokens]
-        slots = [t.slots(self._keeper)[page] for t, page in zip(tables, pages, strict=True)]
-        pool = self.pools[self._keeper]["carry"][stage]
+        slots = [t.slots(self._carrier)[page] for t, page in zip(tables, pages, strict=True)]
+        pool = self.pools[self._carrier]["carry"][stage]
         return pool.index_select(0, on(self._device, np.maximum(slots, 0)))
 
     def keep(
-        self, stage: int, lag: int, stream: Stream, tables: Sequence[Tables], final: Sequence[range]
+        self,
+        stage: int,
+        lag: int,
+        values: SourceValues,
+        tables: Sequence[Tables],
+        final: Sequence[range],
     ) -> None:
-        """Store carry in every page of each sequence's tokens that have just become final."""
+        """Store carry in every page that holds some of the tokens ``final`` of each sequence."""
         size = self._page_tokens
         slots, wanted = [], []
         for i, (table, tokens) in enumerate(zip(tables, final, strict=True)):
             pages = np.arange(tokens.start // size, -(-tokens.stop // size))
-            slots.append(table.slots(self._keeper)[pages])
+            slots.append(table.slots(self._carrier)[pages])
             wanted.append((i, np.minimum((pages + 1) * size, tokens.stop) - lag))
-        pool = self.pools[self._keeper]["carry"][stage]
-        pool.index_copy_(0, on(self._device, np.concatenate(slots)), stream.take(wanted))
+        pool = self.pools[self._carrier]["carry"][stage]
+        pool.index_copy_(0, on(self._device, np.concatenate(slots)), values.take(wanted))
 
     def clear(self, tables: Sequence[Tables], holes: Sequence[range]) -> None:
-        """Zero keys and values of each sequence's rows ``holes``, in all layers."""
+        """Zero keys and values of the rows ``holes`` of each sequence, in all layers."""
         if not any(holes):
             return
         size = self._page_tokens
@@ -106,5 +111,5 @@ class DraftState:
 
 
 def on(device: torch.device, ids: NDArray[Any]) -> Tensor:
-    """An int64 tensor."""
+    """``ids`` as an int64 tensor on ``device``."""
     return torch.from_numpy(ids.astype(np.int64)).to(device)

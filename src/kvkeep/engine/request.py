@@ -24,7 +24,7 @@ class Times:
 
 
 @dataclass(slots=True, eq=False)
-class Sequence:
+class RequestState:
     """One request's tokens and how far they are computed. Engine's thread only.
 
     ::
@@ -59,7 +59,7 @@ class Sequence:
     times: Times = field(default_factory=Times)
 
     @classmethod
-    def of(cls, request: Generate, seed: int) -> Sequence:
+    def of(cls, request: Generate, seed: int) -> RequestState:
         """A new sequence whose sampling noise is seeded with ``seed``."""
         tokens = np.array(request.tokens, dtype=np.int32)
         return cls(request, seed, len(tokens), tokens, len(tokens))

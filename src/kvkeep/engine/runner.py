@@ -1,17 +1,17 @@
-"""One step of the engine: propose, run the target, draw, accept, rebuild draft rows."""
+"""One step of the engine: propose, run the target, sample, accept, rebuild draft rows."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from ..models.base import Draft, Pools, Run
-from ..models.target import Target
-from .request import Sequence
+from ..models.drafts.interface import Draft
+from ..models.passes import Pools, Run
+from ..models.target.model import Target
+from .request import RequestState
 from .sampling import Draw, sample
 from .speculation import Chain, Rebuild, Speculator
 from .states import Ran, RunningStates
@@ -19,15 +19,15 @@ from .states import Ran, RunningStates
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """One sequence's part of a step: run known tokens ``[computed, computed + chunk)``."""
+    """One sequence's part of a step: run its known tokens ``[computed, computed + chunk)``."""
 
-    seq: Sequence
+    seq: RequestState
     chunk: int  # tokens; at least 1, at most length - computed
-    max_new: int | None = None  # the step may add so many tokens at most, at least 1; None: all
+    max_new: int | None = None  # most tokens that the step may add, at least 1; None: no limit
 
     @property
     def draws(self) -> bool:
-        """The chunk reaches the last known token, so at least one new token comes of it."""
+        """The chunk ends with the last known token, so the step samples at least one new token."""
         return self.seq.computed + self.chunk == self.seq.length
 
 
@@ -36,18 +36,18 @@ class Advance:
     """What a step did for one sequence."""
 
     tokens: list[int]  # newly accepted; empty if the chunk did not reach the last known token
-    proposals: list[int] | None  # the draft's chain; None: nothing was proposed
+    proposals: list[int] | None  # the draft's chain; None: the draft proposed nothing
 
 
 class Runner:
-    """Runs a target, and a draft if there is one, over device pools. Engine's thread only.
+    """Runs a target, and a draft if there is one, over device pools. The engine's thread only.
 
     Args:
-        pools: by group name; each :data:`~kvkeep.models.base.Pools`, on the target's device.
+        pools: by group name; each :data:`~kvkeep.models.passes.Pools`, on the target's device.
         num_steps: the longest draft chain, in tokens.
 
     A step writes target rows up to position ``length + proposals - 1`` and draft rows up to
-    ``length + proposals``: leases must hold one token more than is verified.
+    ``length + proposals``, so a lease must cover one token more than the step verifies.
     """
 
     def __init__(
@@ -68,13 +68,13 @@ class Runner:
             self._speculator = Speculator(draft, pools, page_tokens, target.device)
 
     @torch.inference_mode()
-    def step(self, work: Seq[Work]) -> list[Advance]:
-        """Run ``work`` and update its sequences: tokens, ``computed``, ``hidden``, counts.
+    def step(self, work: Sequence[Work]) -> list[Advance]:
+        """Run ``work`` and update its sequences: tokens, ``computed``, ``hidden``, counters.
 
-        Prefill chunks, single tokens and verify rows go to the target at once.
+        The target runs prefill chunks, single tokens and rows to verify in one batch.
 
         Args:
-            work: at least one; each of another sequence.
+            work: at least one; no two of the same sequence.
         """
         for one in work:
             self._states.start(one.seq)
@@ -91,7 +91,7 @@ class Runner:
         packed = torch.from_numpy(np.concatenate(tokens)).to(self._target.device)
         logits, features = self._target.forward(packed, runs, self._pools)
         for arrival in (arrival for run in runs for arrival in run.tables.arriving):
-            arrival.wait()  # before anything of a sequence changes: the step may have to be retaken
+            arrival.wait()  # before any sequence changes: if a load failed, the step runs again
         drawn = iter(sample(logits, draws).tolist())
         advances, rebuilds, ran = [], [], []
         rows = 0
@@ -114,8 +114,8 @@ class Runner:
             self._speculator.rebuild(rebuilds, features)
         return advances
 
-    def _propose(self, work: Seq[Work]) -> list[list[int] | None]:
-        """A chain for each sequence that decodes and wants one."""
+    def _propose(self, work: Sequence[Work]) -> list[list[int] | None]:
+        """The draft's chain for each sequence that decodes and wants one, else None."""
         proposals: list[list[int] | None] = [None] * len(work)
         if self._speculator is None:
             return proposals
@@ -136,9 +136,9 @@ class Runner:
 
 
 def _accept(chain: list[int], drawn: Iterator[int]) -> list[int]:
-    """The longest part of ``chain`` that equals the target's draws, and the next draw.
+    """The longest prefix of ``chain`` that equals the target's draws, and the draw after it.
 
-    Takes ``len(chain) + 1`` draws.
+    It consumes ``len(chain) + 1`` draws.
     """
     draws = [next(drawn) for _ in range(len(chain) + 1)]
     matches = next((i for i, token in enumerate(chain) if token != draws[i]), len(chain))

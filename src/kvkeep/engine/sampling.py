@@ -1,12 +1,14 @@
-"""From logits to tokens, with noise that depends on nothing but the seed and the position.
+"""From logits to tokens, with noise that depends only on the seed and the position.
 
-A token is drawn by inverting the cumulative distribution at one uniform number, a hash of
-``(seed, position)``. So a request that is preempted and resumed, batched differently or verified
-several tokens at a time draws the same tokens. That makes speculation lossless: a draft proposes
-one token, a point mass, and it is accepted if and only if it equals the target's own draw at that
-position. This happens with the target's probability of that token, which is the acceptance
-probability of speculative sampling (Leviathan et al. 2023; Chen et al. 2023), and a refused
-position already holds a draw from the target's distribution.
+Each token is drawn by inverting the cumulative distribution at one uniform number, a hash of
+``(seed, position)``. So a request draws the same tokens if it is preempted and resumed, batched
+differently, or verified several tokens at a time.
+
+This makes speculation lossless. A draft proposes one token per position, and the engine accepts it
+if and only if it equals the target's own draw there. That happens with the target's probability of
+the token, which is the acceptance probability of speculative sampling for such a proposal
+(Leviathan et al. 2023; Chen et al. 2023). A rejected position already has a draw from the target's
+distribution.
 """
 
 from __future__ import annotations
@@ -26,22 +28,22 @@ class Draw(NamedTuple):
     """One token to be drawn."""
 
     sampling: Sampling
-    seed: int  # taken modulo 2**64
+    seed: int  # used modulo 2**64
     position: int  # of the new token in its sequence
 
 
 def uniform(seed: int, position: int) -> float:
-    """A number in [0, 1) with 53 bits."""
+    """A pseudo-random number in [0, 1) with 53 bits."""
     key = struct.pack("<QQ", seed % 2**64, position)
     return (xxhash.xxh3_64_intdigest(key) >> 11) * 2.0**-53
 
 
 def sample(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
-    """Draw one token per row: temperature, then top-k, then top-p of what top-k left.
+    """Draw one token per row: apply temperature, then top-k, then top-p to what top-k left.
 
     Args:
         logits: ``[rows, vocab]`` float32.
-        draws: one per row. Temperature 0 takes the first of the largest logits.
+        draws: one per row. Temperature 0 takes the largest logit, the first one of equals.
 
     Returns:
         ``[rows]`` int64 tokens.
@@ -57,37 +59,37 @@ def sample(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
 
 
 def _pick(scores: Tensor, draws: Sequence[Draw]) -> Tensor:
-    """Draw from all tokens, in order of their ids."""
+    """Draw from all tokens; the cumulative distribution follows their ids."""
     return _invert(_weights(scores, scores.amax(-1, keepdim=True), draws), draws)[:, 0]
 
 
 def _pick_filtered(scores: Tensor, draws: Sequence[Draw]) -> Tensor:
-    """Draw from the likeliest tokens, in order of likelihood (slower: sorts the vocabulary)."""
+    """Draw from the likeliest tokens; slower, because it sorts the vocabulary by likelihood."""
     vocab = scores.shape[-1]
     top_k = _column([d.sampling.top_k if d.sampling.top_k > 0 else vocab for d in draws], scores)
     top_p = _column([draw.sampling.top_p for draw in draws], scores)
-    # Stable: equal logits keep the order of their ids, so equal inputs give equal tokens.
+    # A stable sort keeps equal logits in order of their ids, so equal inputs give equal tokens.
     scores, order = scores.sort(dim=-1, descending=True, stable=True)
     weights = _weights(scores, scores[:, :1], draws)
     weights.masked_fill_(torch.arange(vocab, device=scores.device) >= top_k, 0)
-    # The shortest prefix that holds the mass: a token stays while less than top_p lies before it.
+    # Keep the shortest prefix with mass top_p: a token stays if less than top_p precedes it.
     total = weights.cumsum(-1)
     weights.masked_fill_(total - weights >= top_p * total[:, -1:], 0)
     return order.gather(1, _invert(weights, draws))[:, 0]
 
 
 def _weights(scores: Tensor, best: Tensor, draws: Sequence[Draw]) -> Tensor:
-    """Unnormalised probabilities at each draw's temperature, the best token's being 1; float64."""
+    """Unnormalised probabilities at each draw's temperature, float64; the best token's is 1."""
     temperature = _column([draw.sampling.temperature for draw in draws], scores)
     return ((scores.double() - best) / temperature).exp_()
 
 
 def _invert(weights: Tensor, draws: Sequence[Draw]) -> Tensor:
-    """``[rows, 1]``: where each draw's noise falls in the cumulated ``weights [rows, vocab]``."""
+    """``[rows, 1]``: where each draw's noise falls in the cumulative ``weights [rows, vocab]``."""
     total = weights.cumsum(-1)
     noise = _column([uniform(draw.seed, draw.position) for draw in draws], weights)
     found = torch.searchsorted(total, noise * total[:, -1:], right=True)
-    # Rounding may lead past the last possible token; weights that are not numbers, anywhere.
+    # Rounding may lead past the last possible token, and NaN weights anywhere.
     ids = torch.arange(weights.shape[-1], device=weights.device)
     last = torch.where(weights > 0, ids, 0).amax(-1, keepdim=True)
     return found.minimum(last)

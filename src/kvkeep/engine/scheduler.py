@@ -13,7 +13,7 @@ from collections import Counter, deque
 from collections.abc import Iterator
 
 from ..core.cache import Cache
-from .request import Sequence
+from .request import RequestState
 from .runner import Work
 
 _FIRST_RATIO, _LEAST_RATIO, _RATIO_DECAY = 0.5, 0.1, 0.98
@@ -40,21 +40,21 @@ class Scheduler:
         self._chunk, self._max_running, self._lookahead = chunk, max_running, lookahead
         self._page = cache.schema.page_tokens
         self._new_token_ratio = _FIRST_RATIO
-        self.waiting: deque[Sequence] = deque()  # no lease; first in line first
-        self.running: list[Sequence] = []  # hold a lease; oldest lease first
+        self.waiting: deque[RequestState] = deque()  # no lease; first in line first
+        self.running: list[RequestState] = []  # hold a lease; oldest lease first
         self.counts: Counter[str] = Counter()
 
-    def __iter__(self) -> Iterator[Sequence]:
+    def __iter__(self) -> Iterator[RequestState]:
         """Iterate over all unfinished sequences."""
         yield from self.running
         yield from self.waiting
 
-    def add(self, seq: Sequence) -> None:
+    def add(self, seq: RequestState) -> None:
         """Queue a request that has arrived, and start its prefetch."""
         seq.prefetch = self._cache.prefetch(seq.tokens, seq.request.namespace)
         self.waiting.append(seq)
 
-    def remove(self, seq: Sequence) -> None:
+    def remove(self, seq: RequestState) -> None:
         """Remove a finished, failed or aborted request and release what it holds."""
         (self.running if seq.lease else self.waiting).remove(seq)
         self._release(seq)
@@ -82,7 +82,7 @@ class Scheduler:
             self.counts["step_sequences_total"] += len(work)
         return work
 
-    def computed(self, seq: Sequence, before: int) -> None:
+    def computed(self, seq: RequestState, before: int) -> None:
         """Account for a completed step that advanced ``seq`` from ``before`` computed tokens."""
         seq.started = True
         again = max(0, min(seq.most_computed, seq.computed) - before)
@@ -109,18 +109,18 @@ class Scheduler:
             self.waiting.remove(seq)
             self.running.append(seq)
 
-    def _has_room(self, seq: Sequence) -> bool:
+    def _has_room(self, seq: RequestState) -> bool:
         """Whether ``seq`` and all running requests are expected to fit until they finish."""
         total = sum(self._expected(one) for one in [seq, *self.running])
         return self._cache.fits(seq.tokens, seq.request.namespace, total, self._chunk)
 
-    def _expected(self, seq: Sequence) -> int:
+    def _expected(self, seq: RequestState) -> int:
         """Tokens for which a sequence is expected to need slots that it does not hold yet."""
         new = int(self._new_token_ratio * seq.to_generate) + self._lookahead + self._page
         held = len(seq.lease.slots(self._cache.schema.groups[0].name)) if seq.lease else 0
         return max(0, seq.length + new - held * self._page)
 
-    def _start_after_hit(self, seq: Sequence) -> None:
+    def _start_after_hit(self, seq: RequestState) -> None:
         """Set ``seq`` to compute from the end of its prefix hit on.
 
         Repeated until a first step succeeds: a load that fails in flight shortens the hit.
@@ -136,12 +136,12 @@ class Scheduler:
             seq.explanation = lease.explanation
             seq.times.scheduled = time.monotonic()
 
-    def _tokens_to_cut(self, seq: Sequence) -> int:
+    def _tokens_to_cut(self, seq: RequestState) -> int:
         """Tokens until the next cut: the position where recurrent state must be snapshotted."""
         cut = seq.lease.next_cut(seq.computed) if seq.lease else None
         return seq.length if cut is None else cut - seq.computed
 
-    def _grow(self, seq: Sequence, chunk: int) -> bool:
+    def _grow(self, seq: RequestState, chunk: int) -> bool:
         """Reserve slots for the next step of ``seq``; preempt the youngest if there are none.
 
         False if ``seq`` cannot run in this step.
@@ -161,7 +161,7 @@ class Scheduler:
                 return False
         return True
 
-    def _preempt(self, seq: Sequence) -> None:
+    def _preempt(self, seq: RequestState) -> None:
         self.running.remove(seq)
         self.waiting.appendleft(seq)
         self._release(seq)
@@ -172,7 +172,7 @@ class Scheduler:
         self._new_token_ratio = min(1.0, 2 * self._new_token_ratio)
         self.counts["preemptions_total"] += 1
 
-    def _release(self, seq: Sequence) -> None:
+    def _release(self, seq: RequestState) -> None:
         if seq.prefetch is not None:
             self._cache.cancel(seq.prefetch)
             seq.prefetch = None

@@ -1,4 +1,4 @@
-"""Draft chains before a step's target pass, true draft rows after it.
+"""Speculative decoding: draft chains before the target's pass, true draft rows after it.
 
 ::
 
@@ -9,21 +9,20 @@
      sources  carry of old - 1    ...   feature of new - 1    row ``new`` only if token ``new``
                                                               was just drawn
 
-The source of a step's first row always lies in the ``carry`` of the page of token old - 1: each
-step leaves there what the row of token new will need. So a chunk that goes on where the last one
-ended and a hit that goes on where another request left are the same case.
+The source of a step's first row is always in the ``carry`` of the page of token old - 1, because
+each step stores there the source of row new. So continuing the previous chunk and continuing from
+a hit on another request's pages are the same case.
 
-Draft state may be missing for a gap of first tokens; a cold start has an empty one. A stage's rows
-begin ``shift`` tokens after it; those that would lie before are zero and never seen. After a gap
-that is not empty, rows are a function of the prefix only as far as no attention took part in them:
-keys and values of the first decoder layer of a stage that reads the target. The cache keeps what
-follows a gap private to its request.
+Draft state may be missing for the first tokens of a sequence: the *gap*, empty at a cold start. A
+stage's rows begin ``shift`` tokens after the gap; earlier rows are zero and never attended to.
+After a gap that is not empty, rows depend on more than their prefix as soon as attention takes part
+in them; only keys and values of the first decoder layer of a stage that reads the target do not.
+So the cache keeps rows after a gap private to their request.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,35 +30,37 @@ import torch
 from torch import Tensor
 
 from ..core.lease import Lease
-from ..models.base import Draft, Pools, Run, Source, Stage
+from ..models.drafts.interface import Draft, Source, Stage
+from ..models.passes import Pools, Run
 from ..schema import UnsupportedModel
-from .draft_state import DraftState, Stream, on
-from .request import Sequence
+from .draft_state import DraftState, SourceValues, on
+from .request import RequestState
 
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """Proposals wanted for a sequence; its ``hidden`` state predicts the next token."""
+    """A request for proposals; the sequence's ``hidden`` state predicts its next token."""
 
-    seq: Sequence
-    steps: int  # at least 1
+    seq: RequestState
+    steps: int  # tokens to propose, at least 1
 
 
 @dataclass(frozen=True, slots=True)
 class Rebuild:
-    """What one sequence's step has made final. ``seq.computed`` is the new count."""
+    """The tokens ``[old, seq.computed)`` of a sequence, which a step has made final."""
 
-    seq: Sequence
+    seq: RequestState
     old: int  # ``seq.computed`` before the step
-    offset: int  # of row ``old`` in the step's packed target rows
-    drawn: bool  # token ``seq.computed`` was drawn in this step
+    offset: int  # index of row ``old`` in the step's packed target rows
+    drawn: bool  # this step sampled token ``seq.computed``
 
 
 class Speculator:
-    """Runs a draft network over the pools of its groups. Engine's thread only.
+    """Runs a draft network over the pools of its groups. The engine's thread only.
 
     Raises:
-        UnsupportedModel: the draft's stages are not as :class:`~kvkeep.models.base.Draft` says.
+        UnsupportedModel: the draft's stages break the rules of
+            :class:`~kvkeep.models.drafts.interface.Draft`.
     """
 
     def __init__(
@@ -74,12 +75,12 @@ class Speculator:
         if self._stages not in (fed, (Stage(0, Source.NOTHING),)):
             raise UnsupportedModel(f"draft stages {self._stages}")
 
-    def propose(self, chains: Seq[Chain]) -> list[list[int]]:
-        """Greedy chains for all sequences at once, ``steps`` tokens each, in the given order.
+    def propose(self, chains: Sequence[Chain]) -> list[list[int]]:
+        """Propose a greedy chain of ``steps`` tokens for every sequence, in the given order.
 
-        Writes speculative rows at positions ``[length, length + steps - 1)``.
+        This writes speculative rows at positions ``[length, length + steps - 1)``.
         """
-        order = sorted(range(len(chains)), key=lambda i: -chains[i].steps)  # the living: a prefix
+        order = sorted(range(len(chains)), key=lambda i: -chains[i].steps)  # unfinished come first
         found: list[list[int]] = [[] for _ in chains]
         seqs = [chains[i].seq for i in order]
         leases, ends = [_lease(seq) for seq in seqs], [seq.computed for seq in seqs]
@@ -97,12 +98,13 @@ class Speculator:
             states = self._extend(seqs, step, tokens, states, past)
         return found
 
-    def rebuild(self, done: Seq[Rebuild], features: Tensor | None) -> None:
-        """Write draft rows from true features, ``carry`` and each sequence's ``hidden``.
+    def rebuild(self, done: Sequence[Rebuild], features: Tensor | None) -> None:
+        """Write draft rows from the target's features; update ``carry`` and ``hidden``.
 
         Args:
             done: one per sequence of the step; tokens and ``computed`` are already updated.
-            features: of the step's packed target rows, for ``Draft.fuse``; None: nobody reads any.
+            features: of the step's packed target rows, for ``Draft.fuse``; None: the draft reads
+                none.
         """
         seqs, olds = [d.seq for d in done], [d.old for d in done]
         leases, gaps = [_lease(seq) for seq in seqs], [_gap(seq) for seq in seqs]
@@ -110,22 +112,22 @@ class Speculator:
         rows = [range(d.old + (d.seq.hidden is not None), d.seq.computed + d.drawn) for d in done]
         most = self._stages[-1].shift
         holes = [range(r.start, min(r.stop, gap + most)) for r, gap in zip(rows, gaps, strict=True)]
-        self._state.clear(leases, holes)  # of some stages; the others' rows are written below
-        streams: list[Stream | None] = [None]  # the target's, then each stage's
+        self._state.clear(leases, holes)  # stages with rows here overwrite the zeros below
+        sources: list[SourceValues | None] = [None]  # the target's, then each stage's
         if features is not None:
             fused = self._draft.fuse(features)
             before = [self._state.carry(k, leases, olds) for k in range(self._fed)]
-            streams = [Stream.of(fused, before, olds, [d.offset for d in done], gaps)]
+            sources = [SourceValues.of(fused, before, olds, [d.offset for d in done], gaps)]
         states = []
         drawn = [(i, np.array([d.seq.computed])) for i, d in enumerate(done) if d.drawn]
         for k, stage in enumerate(self._stages):
-            stream = streams[k if stage.source is Source.PREVIOUS else 0]
+            values = sources[k if stage.source is Source.PREVIOUS else 0]
             before = self._outputs_before(k, seqs, olds)
-            if stream is not None:
-                self._state.keep(k, stage.lag, stream, leases, final)
-            outputs = self._run(k, stream, before, seqs, rows)
+            if values is not None:
+                self._state.keep(k, stage.lag, values, leases, final)
+            outputs = self._run(k, values, before, seqs, rows)
             states.append(outputs.take(drawn))
-            streams.append(outputs)
+            sources.append(outputs)
         for seq in seqs:
             seq.hidden = None
         for (i, _), state in zip(drawn, torch.cat(states, -1), strict=True):
@@ -133,21 +135,21 @@ class Speculator:
 
     def _extend(
         self,
-        seqs: Seq[Sequence],
+        seqs: Sequence[RequestState],
         step: int,
         tokens: Tensor,
-        states: Seq[Tensor],
-        past: Seq[Tensor],
+        states: Sequence[Tensor],
+        past: Sequence[Tensor],
     ) -> list[Tensor]:
-        """Speculative rows at positions ``length + step``, of the stages that later tokens need.
+        """Run speculative rows at positions ``length + step``, of all stages needed from here on.
 
         Args:
             tokens: ``[sequences]``, just proposed.
-            states: by stage, its outputs in the rows before, ``[sequences, hidden]``.
-            past: features of the last token that the target has seen, of the token before, ...
+            states: each stage's outputs in the previous rows, ``[sequences, hidden]``.
+            past: features of the last token that the target has seen, of the token before it, ...
 
         Returns:
-            By stage, its outputs in these rows.
+            Each stage's outputs in these rows.
         """
         found = list(states)
         for k in range(min(step + 1, len(states) - 1), len(states)):
@@ -164,17 +166,17 @@ class Speculator:
     def _run(
         self,
         k: int,
-        stream: Stream | None,
-        before: Seq[Tensor],
-        seqs: Seq[Sequence],
-        rows: Seq[range],
-    ) -> Stream:
-        """Stage ``k``'s part of ``rows``, and its outputs as a stream."""
+        values: SourceValues | None,
+        before: Sequence[Tensor],
+        seqs: Sequence[RequestState],
+        rows: Sequence[range],
+    ) -> SourceValues:
+        """Run stage ``k``'s part of ``rows``; return its outputs as a source for the next stage."""
         shift, lag = self._stages[k].shift, self._stages[k].lag
         known = [_gap(seq) + shift for seq in seqs]
         first = [max(r.start, n) for r, n in zip(rows, known, strict=True)]
         at = [np.arange(f, r.stop) for f, r in zip(first, rows, strict=True)]
-        source = None if stream is None else stream.take((i, a - lag) for i, a in enumerate(at))
+        source = None if values is None else values.take((i, a - lag) for i, a in enumerate(at))
         runs = [
             _run(seq, f, len(a), shift) for seq, f, a in zip(seqs, first, at, strict=True) if len(a)
         ]
@@ -183,32 +185,34 @@ class Speculator:
             tokens = on(self._device, np.concatenate(known_tokens))
             outputs = self._draft.forward(k, tokens, source, runs, self._state.pools)
         else:
-            assert source is not None  # rows that nothing feeds are never missing
+            assert source is not None  # a stage whose source is NOTHING always has rows
             outputs = source
         offset = np.cumsum([0, *map(len, at)]).tolist()
-        return Stream.of(outputs, before, first, offset[:-1], known)
+        return SourceValues.of(outputs, before, first, offset[:-1], known)
 
-    def _outputs_before(self, k: int, seqs: Seq[Sequence], olds: Seq[int]) -> list[Tensor]:
-        """Stage ``k``'s outputs in the rows before a step's first, if the next stage reads them."""
+    def _outputs_before(
+        self, k: int, seqs: Sequence[RequestState], olds: Sequence[int]
+    ) -> list[Tensor]:
+        """Stage ``k``'s outputs in the rows before this step, if the next stage reads them."""
         if [stage.source for stage in self._stages[k + 1 : k + 2]] != [Source.PREVIOUS]:
             return []
         found = self._state.carry(k + 1, [_lease(seq) for seq in seqs], olds)
         for i, seq in enumerate(seqs):
-            if seq.hidden is not None:  # the first row comes after the one at hand
+            if seq.hidden is not None:  # it is the output in the row before the first
                 found[i] = seq.hidden.chunk(len(self._stages))[k]
         return [found]
 
 
-def _lease(seq: Sequence) -> Lease:
+def _lease(seq: RequestState) -> Lease:
     assert seq.lease is not None
     return seq.lease
 
 
-def _gap(seq: Sequence) -> int:
-    """Leading tokens whose draft state is missing."""
+def _gap(seq: RequestState) -> int:
+    """Number of leading tokens whose draft state is missing."""
     return seq.draft_from - 1
 
 
-def _run(seq: Sequence, start: int, rows: int, shift: int) -> Run:
-    """Rows of a stage. One that stands in for a missing row sees itself, and is not seen."""
+def _run(seq: RequestState, start: int, rows: int, shift: int) -> Run:
+    """Rows of a stage. A row inside the gap attends to itself, and no other row attends to it."""
     return Run(_lease(seq), start, rows, first=min(_gap(seq) + shift, start))

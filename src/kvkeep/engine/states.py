@@ -1,40 +1,40 @@
-"""The running state of each sequence: begun from a snapshot, kept at what is accepted.
+"""The running state of each sequence: restored from a snapshot, advanced by accepted tokens.
 
 ::
 
     position   start         cut           computed         start + rows
                 |  accepted   |  accepted     |   rejected    |     a pass ran all of it
 
-What a pass made of all its rows is the running state if all were accepted. Otherwise the state
-before the pass, which is still there, runs again: up to each cut, and from there to the end.
-Only layers with a state per sequence need this; with none, nothing here happens.
+If every row of a pass was accepted, the state after the pass becomes the running state. Otherwise
+the running state is still the one from before the pass, and the accepted tokens run again: up to
+each cut, where a snapshot is taken, and then to ``computed``. Only recurrent layers need this; for
+other models it does nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from ..models.base import Pools, Run
-from ..models.target import Target
+from ..models.passes import Pools, Run
+from ..models.target.model import Target
 from ..schema import InvariantError
-from .request import Sequence
+from .request import RequestState
 
 
 class Ran(NamedTuple):
-    """What a pass ran of a sequence. ``seq.computed`` says how much of that was accepted."""
+    """The rows that a pass ran of a sequence; those before ``seq.computed`` were accepted."""
 
-    seq: Sequence
+    seq: RequestState
     start: int
     rows: int
 
 
 class RunningStates:
-    """Working slots of a target's groups, and snapshots in the slots of pages. Engine's thread."""
+    """Copies state between working slots and the snapshots in pages. The engine's thread only."""
 
     def __init__(self, target: Target, pools: Mapping[str, Pools], page_tokens: int) -> None:
         self._target = target
@@ -42,8 +42,12 @@ class RunningStates:
         self._page_tokens = page_tokens
         self._groups = [group.name for group in target.groups(page_tokens) if group.working]
 
-    def start(self, seq: Sequence) -> None:
-        """Under a new lease: begin with the hit's snapshot, or with zeros, the state of nothing."""
+    def start(self, seq: RequestState) -> None:
+        """Under a new lease, set the running state: the hit's snapshot, or zeros without a hit.
+
+        Raises:
+            InvariantError: the hit has no snapshot.
+        """
         if seq.warm:
             return
         assert seq.lease is not None
@@ -63,8 +67,8 @@ class RunningStates:
                     for pool in tensors:
                         pool[working] = 0
 
-    def settle(self, ran: Seq[Ran]) -> None:
-        """After the target's last pass: make running states those of the accepted tokens."""
+    def settle(self, ran: Sequence[Ran]) -> None:
+        """After a pass of the target, advance running states by the accepted tokens."""
         if not self._groups:
             return
         whole, again = [], []
@@ -82,12 +86,12 @@ class RunningStates:
             again = [(seq, stops[1:]) for seq, stops in again if len(stops) > 2]
 
     def _stops(self, ran: Ran) -> list[int]:
-        """Where the running state has to be made: at cuts on the way, and at the end."""
+        """Positions where the running state is needed: each cut on the way, and the end."""
         seq = ran.seq
         assert seq.lease is not None
         return [*(c for c in seq.lease.cuts if ran.start < c < seq.computed), seq.computed]
 
-    def _run(self, parts: list[tuple[Sequence, int, int]]) -> None:
+    def _run(self, parts: list[tuple[RequestState, int, int]]) -> None:
         """Advance running states over accepted tokens ``[start, end)`` of each sequence."""
         runs = []
         for seq, start, end in parts:
@@ -100,8 +104,8 @@ class RunningStates:
         for seq, _, end in parts:
             self._snapshot(seq, end)
 
-    def _snapshot(self, seq: Sequence, at: int) -> None:
-        """At a cut: copy the running state to its page, if that has a slot."""
+    def _snapshot(self, seq: RequestState, at: int) -> None:
+        """If ``at`` is a cut whose page has a slot, copy the running state there."""
         assert seq.lease is not None
         if at not in seq.lease.cuts:
             return

@@ -1,10 +1,10 @@
-"""Decoding steps as CUDA graphs: what a step tells the device is recorded once, then replayed.
+"""Decoding steps as CUDA graphs: a step's kernel launches are recorded once, then replayed.
 
-A step of few rows is thousands of small kernels, and telling them takes the host longer than the
-device needs to run them. In a recording nothing is told anew, so its inputs must be tensors of
-fixed shapes at fixed addresses: batches are filled up to a power of two.
+A step of few rows launches thousands of small kernels, and the host needs longer to launch them
+than the device needs to run them. A replay launches them all at once. Its inputs must be tensors of
+fixed shapes at fixed addresses, so batches are padded to a power of two.
 
-The idea is that of every serving engine with CUDA graphs, first vLLM's.
+Serving engines commonly do this; vLLM did it first.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 _WAITING = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
-"""What PyTorch says of operations whose outcome the host must know."""
+"""PyTorch's tags of operations whose result the host must wait for."""
 
 _log = logging.getLogger(__name__)
 
 Tensors = tuple[Tensor, ...]
 Record = Callable[[Callable[[], Tensors]], Callable[[], Tensors]]
-"""Makes of a function what does the same to the same tensors again."""
+"""Records a function; returns another that repeats its work on the same tensors."""
 
 
 class _Recording(NamedTuple):
@@ -36,12 +36,13 @@ class _Recording(NamedTuple):
 class Graphs:
     """Recordings of functions of tensors. The engine's thread only.
 
-    Before a function is recorded it runs as it is, so running it twice on the same tensors must do
-    what running it once does. One in which the host waits for the device cannot be recorded (say,
-    of experts that are asked what is routed to them): it is run as it is from then on.
+    A function runs normally before it is recorded, so it must be idempotent: running it twice on
+    the same tensors must do the same as running it once. A function in which the host waits for the
+    device cannot be recorded (for example, experts that look up which tokens they got); it runs
+    normally from then on.
 
     Args:
-        record: what makes recordings.
+        record: makes recordings; None: CUDA graphs.
     """
 
     def __init__(self, record: Record | None = None) -> None:
@@ -51,20 +52,22 @@ class Graphs:
 
     @property
     def recorded(self) -> int:
-        """How many recordings there are."""
+        """Number of recordings."""
         return len(self._recordings)
 
     def run(
         self, name: Hashable, function: Callable[[Tensors], Tensors], inputs: Sequence[Tensor]
     ) -> Tensors:
-        """``function(inputs)``.
+        """Return ``function(inputs)``, from a recording where possible.
 
         Args:
-            name: stands for the function and all that it reads besides, always the same tensors.
-            inputs: ``[sequences, ...]`` each, at least one. A batch is filled up with its last one.
+            name: identifies the function and the other tensors that it reads, which must always be
+                the same ones.
+            inputs: ``[sequences, ...]`` each, at least one. Repeating the last sequence pads a
+                batch.
 
         Returns:
-            ``[sequences, ...]`` each, the caller's own.
+            ``[sequences, ...]`` each; copies that the caller owns.
         """
         if name in self._refused:
             return function(tuple(inputs))
@@ -78,7 +81,7 @@ class Graphs:
             try:
                 recording = _Recording(buffers, self._new(lambda: function(buffers)))
             except NotRecordable as why:
-                _log.warning("decoding is not recorded: %s", why)
+                _log.warning("decoding runs without CUDA graphs: %s", why)
                 self._refused.add(name)
                 return function(tuple(inputs))
             self._recordings[key] = recording
@@ -86,23 +89,23 @@ class Graphs:
         return tuple(x[:count].clone() for x in recording.replay())
 
     def _new(self, function: Callable[[], Tensors]) -> Callable[[], Tensors]:
-        function()  # kernels are compiled and chosen, which may do anything
+        function()  # warm-up: compiling and choosing kernels may do what a graph cannot record
         with _Watch():  # type: ignore[no-untyped-call]
             function()
         return self._record(function)
 
 
 class NotRecordable(Exception):
-    """A function does what cannot be recorded."""
+    """A CUDA graph cannot record this function."""
 
 
 def cuda_graphs() -> Record:
-    """Recordings as CUDA graphs, which share the memory of what they do not return."""
+    """Record as CUDA graphs. They share one memory pool for intermediate results."""
     pool = torch.cuda.graph_pool_handle()
 
     def record(function: Callable[[], Tensors]) -> Callable[[], Tensors]:
         graph = torch.cuda.CUDAGraph()
-        try:  # other threads go on copying meanwhile
+        try:  # thread_local: other threads keep copying during the capture
             with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
                 outputs = function()
         except RuntimeError as error:
@@ -118,17 +121,17 @@ def cuda_graphs() -> Record:
 
 
 class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Looks out for what cannot be recorded, in the calling thread alone.
+    """Detects operations that a CUDA graph cannot record. It sees the calling thread only.
 
     Raises:
-        NotRecordable: the host waits for what the device computes, or bytes go between them.
+        NotRecordable: the host waits for a result of the device, or they exchange bytes.
     """
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         tensors = [x for x in tree_iter((args, kwargs, out)) if isinstance(x, Tensor)]
         waits = not _WAITING.isdisjoint(func.tags)
-        if func is torch.ops.aten.index.Tensor:  # for masks only: whole numbers are no question
+        if func is torch.ops.aten.index.Tensor:  # only masks make the host wait; integers do not
             waits = any(x.dtype in (torch.bool, torch.uint8) for x in tensors[1:-1])
         if waits or len({x.device for x in tensors if x.dim()}) > 1:
             raise NotRecordable(f"the host and the device wait for each other in {func}")

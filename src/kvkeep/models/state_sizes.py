@@ -13,10 +13,10 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from ..schema import ConfigError, Group, UnsupportedModel
-from .base import KV_DTYPES
-from .decoder import Sizes
-from .drafts import EAGLE3
-from .hf import survey_config
+from .checkpoint import KV_DTYPES
+from .drafts.decoder import Sizes
+from .drafts.loading import EAGLE3
+from .target.hf import survey_config
 
 HEADER = ("model", "group", "keeps", "layers", "a hit needs", "KiB per page", "KiB per token")
 

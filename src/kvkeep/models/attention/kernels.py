@@ -1,11 +1,12 @@
 """Attention over block tables, as two Triton kernels.
 
-Online softmax over blocks of keys (Dao et al., FlashAttention, 2022), read through a block table
-(Kwon et al., PagedAttention, 2023). Query heads that share a key head become rows of one matrix
-product. Where there are few rows, what they see is split over several programs, and a second kernel
-merges their results by the log-sum-exp of the scores (flash decoding: Dao et al., 2023).
+The first computes an online softmax over blocks of keys (Dao et al., FlashAttention, 2022), which
+it reads through a block table (Kwon et al., PagedAttention, 2023). Query heads that share a key
+head become rows of one matrix product. When rows are few, several programs split the keys of each,
+and the second kernel merges their results by the log-sum-exp of the scores (flash decoding: Dao et
+al., 2023).
 
-Triton's interpreter runs it on a CPU (``TRITON_INTERPRET=1``), for tests.
+Tests run both on a CPU with Triton's interpreter (``TRITON_INTERPRET=1``).
 """
 
 from __future__ import annotations
@@ -15,21 +16,21 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .attention import Scoring
 from .blocks import Blocks
+from .interface import Scoring
 
-_TILE = 64  # rows of a matrix product, or as many as there are query heads to a key head
-_KEYS = 1 << 14  # bytes of a block of keys, and of values: what fits into shared memory
-_SPLITS = 32  # programs that share a row, at most
+_TILE = 64  # rows of a matrix product; more if a key head has more query heads than this
+_KEYS = 1 << 14  # bytes of a block of keys, and of a block of values, to fit shared memory
+_SPLITS = 32  # most programs that share a row
 
 
 def attend(
     query: Tensor, keys: Tensor, values: Tensor, blocks: Blocks, scoring: Scoring, programs: int
 ) -> Tensor:
-    """See :meth:`~kvkeep.models.attention.Plan.attend`.
+    """See :meth:`~kvkeep.models.attention.interface.AttentionPlan.attend`.
 
     Args:
-        programs: that keep the device busy; rows are split until there are so many.
+        programs: enough to keep the device busy; keys are split until there are this many.
     """
     (rows, heads, dim), (kv_heads, value_dim) = query.shape, values.shape[2:]
     group, capacity = heads // kv_heads, blocks.capacity
@@ -76,15 +77,15 @@ def _attend(  # type: ignore[no-untyped-def]
     GROUP: tl.constexpr, ROWS: tl.constexpr, M: tl.constexpr, N: tl.constexpr,  # noqa: N803
     DIM: tl.constexpr, VALUE_DIM: tl.constexpr, D: tl.constexpr, V: tl.constexpr,  # noqa: N803
 ):
-    """Up to ``ROWS`` rows of one sequence, all query heads of one key head, one split of the keys.
+    """Attend up to ``ROWS`` rows of one sequence, for one key head, over one split of its keys.
 
-    Row ``m`` of the matrix products is query row ``m // GROUP`` of the tile, head ``m % GROUP``.
+    Row ``m`` of the matrix products is row ``m // GROUP`` of the tile, query head ``m % GROUP``.
     """
     tile, kv_head, split, splits = (
         tl.program_id(0), tl.program_id(1), tl.program_id(2), tl.num_programs(2)
     )
     sequence, skip = tl.load(tiles + 2 * tile), tl.load(tiles + 2 * tile + 1)
-    row = tl.load(begins + sequence) + skip  # the tile's first, of the packed ones
+    row = tl.load(begins + sequence) + skip  # the tile's first packed row
     count = tl.minimum(tl.load(begins + sequence + 1) - row, ROWS)
     position = tl.load(positions + row).to(tl.int32)
 
@@ -92,7 +93,7 @@ def _attend(  # type: ignore[no-untyped-def]
     head = kv_head * GROUP + m % GROUP
     live = m < count * GROUP
     rows = (row + m // GROUP).to(tl.int64)
-    own = position + m // GROUP  # each row's position
+    own = position + m // GROUP  # each row's own position
     d, v = tl.arange(0, D), tl.arange(0, V)
     at = rows * query_row + head * query_head
     q = tl.load(query + at[:, None] + d, mask=live[:, None] & (d < DIM), other=0.0)
@@ -119,13 +120,13 @@ def _attend(  # type: ignore[no-untyped-def]
         ).to(q.dtype)
         score = tl.dot(q, k, input_precision="ieee") * scale
         if SOFTCAP:
-            score = softcap * (2 * tl.sigmoid(2 * score / softcap) - 1)  # the hyperbolic tangent
+            score = softcap * (2 * tl.sigmoid(2 * score / softcap) - 1)  # tanh
         visible = there[None, :] & (seen[None, :] <= own[:, None])
         if WINDOW > 0:
             visible &= seen[None, :] > own[:, None] - WINDOW
         score = tl.where(visible, score, float("-inf"))
         higher = tl.maximum(top, tl.max(score, 1))
-        base = tl.where(higher == float("-inf"), 0.0, higher)  # a row that has seen nothing yet
+        base = tl.where(higher == float("-inf"), 0.0, higher)  # -inf: the row saw no key yet
         share = tl.exp(score - base[:, None])
         shrink = tl.exp(top - base)
         x = tl.load(
@@ -137,7 +138,7 @@ def _attend(  # type: ignore[no-untyped-def]
         mass = mass * shrink + tl.sum(share, 1)
         top = higher
 
-    mass = tl.where(mass > 0, mass, 1.0)  # nothing seen: zeros, of no weight
+    mass = tl.where(mass > 0, mass, 1.0)  # a row that saw no key gets zeros of weight 0
     mixed /= mass[:, None]
     at = split * out_split + rows * out_row + head * VALUE_DIM
     mask = live[:, None] & (v < VALUE_DIM)
@@ -150,7 +151,7 @@ def _merge(  # type: ignore[no-untyped-def]
     out, parts, totals, sinks, part_split, total_split,
     SINKS: tl.constexpr, SPLITS: tl.constexpr, DIM: tl.constexpr, D: tl.constexpr,  # noqa: N803
 ):
-    """One row and head: its splits, weighted by their share of the exponentials of all scores."""
+    """Merge the splits of one row and head, each weighted by its share of the softmax mass."""
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     at = row * tl.num_programs(1) + head
     split, d = tl.arange(0, SPLITS), tl.arange(0, D)

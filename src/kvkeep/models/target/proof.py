@@ -1,7 +1,7 @@
-"""Proof that a model can be served on pages: a few short passes against the model's own attention.
+"""Proof that a model can be served on pages: short passes compared with its own attention.
 
-State that neither our attention function nor a recurrent layer keeps, biases that live in a mask,
-and sequences that see each other all show as a difference.
+The logits differ if the model keeps state that we do not see, if its mask holds biases, or if
+sequences of a batch see each other.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..media.arrival import Arrival
-from ..media.memory import TORCH_DTYPES
-from ..schema import UnsupportedModel
-from .base import Run
+from ...media.arrival import Arrival
+from ...media.memory import TORCH_DTYPES
+from ...schema import UnsupportedModel
+from ..passes import Run
+from .model import Target
 from .survey import STATE
-from .target import Target
 
-_CHUNKS = ((0, 13), (13, 26))  # then single tokens
-_LENGTH, _OTHER = 32, 5  # tokens of the sequence that is compared, and of another
+_CHUNKS = ((0, 13), (13, 26))  # positions; single tokens follow
+_LENGTH, _OTHER = 32, 5  # tokens of the compared sequence, and of the other one in each batch
 _PAGE, _PAGES, _SLOTS = 4, 8, 13  # tokens of a page, pages of the sequence, slots of a pool
 _WINDOW = 6  # tokens
 
 
 @contextmanager
 def short_windows(model: Any) -> Iterator[None]:
-    """Make sliding windows shorter than the proof, as it could not look past long ones."""
+    """Shorten sliding windows for the proof, so that its sequence is longer than a window."""
     owners = [
         one for one in (model.config, *model.modules())
         if isinstance(getattr(one, "sliding_window", None), int) and one.sliding_window > _WINDOW
@@ -46,16 +46,16 @@ def short_windows(model: Any) -> Iterator[None]:
 
 
 def expected_logits(model: Any) -> Tensor:
-    """``[length, vocab]`` float32 of the proof's tokens, by the model's own attention."""
+    """Logits ``[length, vocab]`` float32 of the proof's tokens, from the model's own attention."""
     tokens = _tokens(model.config.vocab_size, model.device)[:_LENGTH]
     logits: Tensor = model(input_ids=tokens[None], use_cache=False).logits[0]
     return logits.float()
 
 
 def prove(target: Target, expected: Tensor) -> None:
-    """Compare chunks and single tokens, among rows of another sequence, with ``expected``.
+    """Compare chunks and single tokens, batched with another sequence, with ``expected``.
 
-    Each pass begins on a copy of the state that the one before left, in another slot.
+    Each pass starts from a copy, in a new slot, of the running state that the last pass left.
 
     Raises:
         UnsupportedModel: the logits differ.
@@ -86,7 +86,7 @@ def prove(target: Target, expected: Tensor) -> None:
         target.store([1])
     off = (torch.cat(found) - expected).norm(dim=-1) / expected.norm(dim=-1)
     for start, end in (*_CHUNKS, (_CHUNKS[-1][1], _LENGTH)):
-        median = off[start:end].median()  # some rows may go to other experts, by rounding
+        median = off[start:end].median()  # rounding may route a few rows to other experts
         if not median < (1e-3 if target.dtype == torch.float32 else 0.1):
             raise UnsupportedModel(
                 f"on pages, tokens {start} to {end} differ from the model's own by {median:.1e}; "
@@ -95,7 +95,7 @@ def prove(target: Target, expected: Tensor) -> None:
 
 
 class _Tables:
-    """The same pages in every group, and one working slot."""
+    """:class:`~kvkeep.models.passes.Tables` with the same pages in every group."""
 
     arriving: Sequence[Arrival] = ()
 

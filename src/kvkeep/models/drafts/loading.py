@@ -1,4 +1,4 @@
-"""Which draft a directory holds."""
+"""Load a draft of any kind from a model directory."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ..schema import UnsupportedModel
+from ...schema import UnsupportedModel
+from ..checkpoint import read_config
+from ..target.model import Target
 from . import eagle1, eagle3, mtp, standalone
-from .base import Draft, read_config
-from .target import Target
+from .interface import Draft
 
 EAGLE3 = "LlamaForCausalLMEagle3"
 
@@ -20,19 +21,18 @@ _FORMATS: Mapping[str, Callable[[Path, Mapping[str, Any], Target], Draft]] = {
     "MiMoForCausalLM": mtp.load,
     "MiMoMTP": mtp.load,
 }
-"""By the one name in a config's ``architectures``."""
+"""Loaders, by the only name in a config's ``architectures``."""
 
 
 def load_draft(directory: Path, target: Target) -> Draft:
     """Load a draft from a local directory and check that it fits ``target``.
 
-    A causal language model that transformers knows is a draft, too.
+    Any causal language model that transformers knows is a standalone draft.
 
     Raises:
         ConfigError: not a model directory.
-        UnsupportedModel: another kind of draft, a setting that is not supported, or a config that
-            leaves open what is meant.
-        DraftMismatch: weights that do not fit the draft's config or the target.
+        UnsupportedModel: the kind of draft or a setting is unsupported, or the config is ambiguous.
+        DraftMismatch: weights do not fit the draft's config or the target.
     """
     config = read_config(directory)
     names = config.get("architectures")
@@ -46,7 +46,7 @@ def load_draft(directory: Path, target: Target) -> Draft:
         )
     if count := config.get("num_nextn_predict_layers"):
         raise UnsupportedModel(
-            f"{name} with {count} prediction layers leaves open what is to draft: those, which are "
-            "not supported, or the model itself; if that, set num_nextn_predict_layers to 0"
+            f"{name} with {count} prediction layers leaves open what drafts: these layers, which "
+            "are not supported, or the model itself; for that, set num_nextn_predict_layers to 0"
         )
     return standalone.load(directory, target)

@@ -1,8 +1,8 @@
-"""EAGLE-3: one decoder layer fed by the target's own features.
+"""EAGLE-3 drafts: one decoder layer that reads features of several target layers.
 
 Li et al., "EAGLE-3: Scaling up Inference Acceleration of Large Language Models via Training-Time
 Test" (2025), in the file format that SGLang serves (``LlamaForCausalLMEagle3``). The source is the
-outputs of some target layers, through a projection of the draft's own.
+concatenated outputs of some target layers, projected by the draft's ``fc``.
 """
 
 from __future__ import annotations
@@ -14,16 +14,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..schema import DraftMismatch, UnsupportedModel
-from .base import Source, weights_digest
-from .decoder import DecoderDraft, Memory, Shapes, Sizes, fed_by, read_weights
-from .target import Target
+from ...schema import DraftMismatch, UnsupportedModel
+from ..checkpoint import weights_digest
+from ..target.model import Target
+from .decoder import DecoderDraft, KVAccess, Shapes, Sizes, fed_by, read_weights
+from .interface import Source
 
 _PREFIX = "midlayer."
 
 
 class Eagle3Draft(DecoderDraft):
-    """A :class:`~kvkeep.models.base.Draft` of one stage."""
+    """A :class:`~kvkeep.models.drafts.interface.Draft` of one stage."""
 
     def __init__(
         self,
@@ -41,17 +42,17 @@ class Eagle3Draft(DecoderDraft):
     def fuse(self, features: Tensor) -> Tensor:
         return self._linear(features, "fc")
 
-    def _run(self, stage: int, tokens: Tensor, source: Tensor, memory: Memory) -> Tensor:
+    def _run(self, stage: int, tokens: Tensor, source: Tensor, kv: KVAccess) -> Tensor:
         both = ((self._embed(tokens), "input_layernorm"), (source, "hidden_norm"))
         mixed = torch.cat([self._norm(x, _PREFIX + name) for x, name in both], -1)
-        return self._decode(0, _PREFIX, source, mixed, memory)
+        return self._decode(0, _PREFIX, source, mixed, kv)
 
     def propose(self, hidden: Tensor) -> Tensor:
         return self._ids[self._linear(self._norm(hidden, "norm"), "lm_head").argmax(-1)]
 
 
 def load(directory: Path, config: Mapping[str, Any], target: Target) -> Eagle3Draft:
-    """See :func:`~kvkeep.models.drafts.load_draft`."""
+    """See :func:`~kvkeep.models.drafts.loading.load_draft`."""
     sizes = Sizes.of(config, target.vocab_size)
     _check_config(config)
     aux_layers = _aux_layers(config, target.num_layers)
@@ -75,14 +76,14 @@ def _check_config(config: Mapping[str, Any]) -> None:
 def _aux_layers(config: Mapping[str, Any], num_layers: int) -> tuple[int, ...]:
     """Target layers whose outputs the draft reads.
 
-    A config's ids mean layer outputs. Without ids the format's default is the *inputs* of layers
-    2, n // 2 and n - 3, that is, the outputs of the layers before them.
+    The ids in a config name layer outputs. Without ids, the format's default is the *inputs* of
+    layers 2, n // 2 and n - 3, which are the outputs of the layers before them.
     """
     eagle = config.get("eagle_config") or {}
     if "eagle_aux_hidden_state_layer_ids" in config:
         raise UnsupportedModel(
             "eagle_aux_hidden_state_layer_ids outside of eagle_config counts layers differently; "
-            "move the ids of the layers whose outputs are meant into eagle_config"
+            "move the ids of the layers whose outputs the draft reads into eagle_config"
         )
     ids = eagle.get("eagle_aux_hidden_state_layer_ids")
     ids = (1, num_layers // 2 - 1, num_layers - 4) if ids is None else tuple(ids)
@@ -103,14 +104,18 @@ def _shapes(config: Mapping[str, Any], sizes: Sizes, features: int, target: Targ
     shapes |= {f"{name}.weight": (hidden,) for name in norms}
     shapes["fc.weight"] = (hidden, features * target.hidden_size)
     shapes["lm_head.weight"] = (vocab, hidden)
-    own = "?" if hidden == target.hidden_size else ""  # else the target's embedding does not fit
+    own = "?" if hidden == target.hidden_size else ""  # else it cannot use the target's
     shapes[f"embed_tokens.weight{own}"] = (target.vocab_size, hidden)
     full = "?" if vocab == target.vocab_size else ""
     return shapes | {f"d2t{full}": (vocab,), "t2d?": (target.vocab_size,)}
 
 
 def _check_vocabulary(weights: Mapping[str, Tensor], vocab_size: int) -> None:
-    """``d2t`` holds differences: target id = draft id + d2t[draft id]; ``t2d`` marks the same."""
+    """Check ``d2t`` and ``t2d``: target id = draft id + d2t[draft id]; t2d marks these targets.
+
+    Raises:
+        DraftMismatch: an id is out of range, or the two disagree.
+    """
     if "d2t" not in weights:
         return
     ids = torch.arange(len(weights["d2t"])) + weights["d2t"]

@@ -1,11 +1,11 @@
-"""Everything that touches Hugging Face transformers; no other file imports it.
+"""Hugging Face transformers: no other file imports it.
 
-A target model is transformers' own code with two things exchanged: its attention function and its
-cache object. Both hand over to a :class:`~kvkeep.models.base.Step`. Whether a model can be run like
-this is not looked up in a list: what it keeps is found by watching, and that nothing else matters
-is *tried* when the model is loaded, against the model's own attention.
+A target model is transformers' own code with two parts replaced: its attention function and its
+cache object. Both call a :class:`~kvkeep.models.target.context.ForwardContext`. No list says which
+models work. A survey pass shows what a model keeps, and short passes on pages are compared with the
+model's own attention when it is loaded: a difference means that it keeps something else.
 
-Transformers is imported inside functions, as that takes seconds.
+Functions import transformers when called, because the import takes seconds.
 """
 
 from __future__ import annotations
@@ -18,20 +18,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..schema import ConfigError, UnsupportedModel
-from .base import DTYPE_NAMES, KV_DTYPES, Step, read_config, weights_digest
+from ...schema import ConfigError, UnsupportedModel
+from ..checkpoint import DTYPE_NAMES, KV_DTYPES, read_config, weights_digest
+from .context import ForwardContext
+from .model import ContextCache, Target
 from .proof import expected_logits, prove, short_windows
 from .survey import Inventory, Survey, states
-from .target import StepCache, Target
-
-__all__ = ["Target", "adopt", "load_target", "load_tokenizer", "rope"]
 
 _OURS = "kvkeep"  # our attention function's name in transformers' registry
 _LAYERS = {
     "full_attention", "sliding_attention", "linear_attention", "conv", "hybrid", "attention",
     "mamba", "moe", "mlp",
 }  # fmt: skip
-"""Kinds of layers whose state is what our attention function or a recurrent layer keeps."""
+"""Kinds of layers whose whole state our attention function or a recurrent layer keeps."""
 
 _REFUSED = {"jamba": "its scan takes no initial state in transformers, so no state can be resumed"}
 
@@ -39,43 +38,43 @@ _REFUSED = {"jamba": "its scan takes no initial state in transformers, so no sta
 def _attention(
     module: Any, query: Tensor, key: Tensor, value: Tensor, _mask: Tensor | None, **options: Any
 ) -> tuple[Tensor, None]:
-    """transformers' attention signature."""
-    step: Step = options["ctx"]
-    return step.attend(module.layer_idx, query, key, value, options), None
+    """Our attention function, with the signature that transformers asks for."""
+    context: ForwardContext = options["ctx"]
+    return context.attend(module.layer_idx, query, key, value, options), None
 
 
 @cache
 def _register() -> None:
     from transformers import AttentionInterface
 
-    AttentionInterface.register(_OURS, _attention)  # and no mask function: masks stay None
+    AttentionInterface.register(_OURS, _attention)  # no mask function: masks stay None
 
 
-def _cache(config: Any, step: Step) -> StepCache:
-    """A cache object that keeps recurrent layers' tensors, and no keys and values."""
+def _cache(config: Any, context: ForwardContext) -> ContextCache:
+    """A cache object that keeps recurrent layers' tensors, but no keys and values."""
     from transformers import DynamicCache
 
-    class Stepping(DynamicCache):  # type: ignore[misc]
+    class PoolCache(DynamicCache):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__(config=config)
-            self.step = step
+            self.context = context
 
         def update(
             self, key: Tensor, value: Tensor, layer_idx: int, *_args: Any, **_options: Any
         ) -> tuple[Tensor, Tensor]:
-            return self.step.update(layer_idx, key, value)
+            return self.context.update(layer_idx, key, value)
 
         def get_seq_length(self, layer_idx: int = 0) -> int:
-            return 0  # only asked for positions and masks, which are given
+            return 0  # transformers needs it only for positions and masks, which we give
 
-    return Stepping()
+    return PoolCache()
 
 
 def load_tokenizer(directory: Path) -> Any:
-    """The ``PreTrainedTokenizerFast`` of a local model directory.
+    """Load the ``PreTrainedTokenizerFast`` of a local model directory.
 
     Raises:
-        ConfigError: no tokenizer there, or one without a ``tokenizer.json``.
+        ConfigError: there is no tokenizer, or it has no ``tokenizer.json``.
     """
     from transformers import AutoTokenizer
 
@@ -99,12 +98,12 @@ def load_target(
         directory: ``config.json`` and ``*.safetensors`` in Hugging Face layout.
         dtype: "float32", "bfloat16", "float16", or "auto": float32 on a CPU, else the model's.
         device: "cpu", "cuda", or "auto".
-        kv_dtype: what keys and values are kept in: "float32", "bfloat16", "float16", "fp8_e4m3",
+        kv_dtype: dtype of the key and value pools: "float32", "bfloat16", "float16", "fp8_e4m3",
             or "auto": the model's. Recurrent state keeps the dtype that the model gives it.
 
     Raises:
         ConfigError: not a model directory, or weights are missing.
-        UnsupportedModel: something in the model is not supported; the message names it.
+        UnsupportedModel: the model needs something unsupported; the message names it.
     """
     from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.utils import logging
@@ -135,14 +134,14 @@ def load_target(
 
 
 def adopt(model: Any, kv_dtype: str = "auto", digest: str = "") -> Target:
-    """Prove that transformers' ``model`` can be served. Its attention is ours from then on.
+    """Prove that transformers' ``model`` can be served, and replace its attention with ours.
 
     Args:
         kv_dtype: see :func:`load_target`.
-        digest: of weights and configuration, 32 hex digits.
+        digest: hash of weights and configuration, 32 hex digits.
 
     Raises:
-        UnsupportedModel: something in the model is not supported; the message names it.
+        UnsupportedModel: the model needs something unsupported; the message names it.
     """
     _register()
     config = model.config
@@ -159,20 +158,20 @@ def adopt(model: Any, kv_dtype: str = "auto", digest: str = "") -> Target:
 
 @torch.inference_mode()
 def survey_config(config: Mapping[str, Any]) -> Inventory:
-    """What a model of this ``config.json`` keeps, without its weights: a pass over no numbers.
+    """What a model of this ``config.json`` keeps, by one pass without weights (meta device).
 
     Raises:
-        UnsupportedModel: it cannot be served; the message names what is in the way.
+        UnsupportedModel: the model cannot be served; the message says why.
     """
     from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.utils import logging
 
-    logging.set_verbosity_error()  # about kernels that a survey does not need
+    logging.set_verbosity_error()  # no warnings about kernels that a survey does not need
     try:
         known = AutoConfig.for_model(**config)
         _check_config(known)
         _register()
-        with torch.device("meta"):  # and experts without a look at which of them are hit
+        with torch.device("meta"):  # batched_mm does not read which experts were chosen
             model = AutoModelForCausalLM.from_config(
                 known, attn_implementation=_OURS, experts_implementation="batched_mm"
             )
@@ -184,11 +183,11 @@ def survey_config(config: Mapping[str, Any]) -> Inventory:
 
 
 @torch.inference_mode()
-def _examine(model: Any) -> tuple[StepCache, Inventory]:
-    """What the model keeps, and proof that it keeps nothing else. Our attention is in place then.
+def _examine(model: Any) -> tuple[ContextCache, Inventory]:
+    """Install our attention, find what the model keeps, and prove that it keeps nothing else.
 
     Raises:
-        UnsupportedModel: it cannot be run on pages.
+        UnsupportedModel: the model cannot run on pages.
     """
     try:
         with short_windows(model):
@@ -202,7 +201,7 @@ def _examine(model: Any) -> tuple[StepCache, Inventory]:
         raise UnsupportedModel(f"it does not run on pages: {error!r}") from error
 
 
-def _survey(model: Any) -> tuple[StepCache, Inventory]:
+def _survey(model: Any) -> tuple[ContextCache, Inventory]:
     survey = Survey()
     cache = _cache(model.config, survey)
     tokens = torch.arange(3, 5, device=model.device)[None]
@@ -218,10 +217,12 @@ def _survey(model: Any) -> tuple[StepCache, Inventory]:
 
 
 def rope(config: Mapping[str, Any]) -> nn.Module:
-    """Rotary embedding of a Llama-like ``config.json``: ``(x, positions [1, rows])`` to cos, sin.
+    """The rotary embedding of a Llama-like ``config.json``.
+
+    It maps ``(x, positions [1, rows])`` to cos and sin.
 
     Raises:
-        UnsupportedModel: the kind of scaling depends on the sequence length at run time.
+        UnsupportedModel: its scaling depends on the sequence length at run time.
     """
     from transformers import LlamaConfig
     from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
@@ -238,7 +239,7 @@ def _resolve(name: str, config: Any, device: torch.device) -> torch.dtype:
 
 
 def _check_config(config: Any) -> None:
-    """Refuse by name what no pass over a few tokens would show."""
+    """Refuse by name what a pass over a few tokens cannot reveal."""
     kind = config.model_type
     if kind in _REFUSED:
         raise UnsupportedModel(f"{kind}: {_REFUSED[kind]}")

@@ -1,7 +1,7 @@
-"""Recurrent layers' state: from slots into a model's cache object, and back once it is accepted.
+"""Recurrent layers' state: from slots into a model's cache object, and back once accepted.
 
-The tensors that a pass updates are its own copies, so a slot keeps the state before the pass until
-somebody says that the rows of the pass are part of the sequence.
+A pass updates copies, so a slot keeps the state from before the pass. :meth:`Scratch.store` writes
+the copies back when all rows of the pass were accepted.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .base import Pools, Run
+from ..passes import Pools, Run
 from .survey import STATE, Inventory
 
 
 @dataclass(frozen=True, slots=True)
 class Scratch:
-    """The states of some sequences, after a pass."""
+    """The states of some sequences after a pass, not yet stored."""
 
-    slots: Tensor  # [sequences] int64, where their running states are kept
-    tensors: tuple[tuple[Tensor, Tensor], ...]  # a pool, and [sequences, *shape] for it
+    slots: Tensor  # [sequences] int64, working slots of their running states
+    tensors: tuple[tuple[Tensor, Tensor], ...]  # a pool, and its new states [sequences, *shape]
 
     def store(self, which: Sequence[int]) -> None:
-        """Make the states of these sequences, by their place in the pass, the running ones."""
+        """Make the states of these sequences, by index in the pass, their running states."""
         chosen = torch.tensor(which, dtype=torch.int64, device=self.slots.device)
         slots = self.slots.index_select(0, chosen)
         for pool, tensor in self.tensors:
@@ -41,8 +41,8 @@ def load(
 ) -> Scratch:
     """Put the running states of ``runs`` into the layers of transformers' cache object.
 
-    A state of zeros is a sequence's beginning, so there is no such thing as no state: ``cache`` is
-    the one that :func:`~kvkeep.models.survey.states` looked at, and its layers update in place.
+    Every sequence has a state: zeros at its beginning. So ``cache`` must be the object that
+    :func:`~kvkeep.models.target.survey.states` has read; its layers then update states in place.
     """
     working = [int(run.tables.working(STATE)[0]) for run in runs]
     slots = torch.tensor(working, dtype=torch.int64, device=device)

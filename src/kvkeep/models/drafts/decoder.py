@@ -1,4 +1,4 @@
-"""Llama-like decoder layers over page pools, and what all drafts made of them have in common."""
+"""Llama-like decoder layers over page pools: the base of EAGLE and MTP drafts."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ from safetensors import safe_open
 from torch import Tensor
 from torch.nn import functional
 
-from ..schema import Component, DraftMismatch, Group, UnsupportedModel
-from . import hf
-from .attention import Part, Plan, Replayable, Scoring
-from .base import Pools, Run, Source, Stage
-from .graphs import Tensors
-from .target import Target
+from ...schema import Component, DraftMismatch, Group, UnsupportedModel
+from ..attention.interface import AttentionPlan, Part, ReplayablePlan, Scoring
+from ..graphs import Tensors
+from ..passes import Pools, Run
+from ..target import hf
+from ..target.model import Target
+from .interface import Source, Stage
 
 Shapes = dict[str, tuple[int, ...]]
-"""Tensors that a draft's config asks for; names of those that may be absent end in "?"."""
+"""Shapes of a draft's tensors, by name. A name that ends in "?" is optional."""
 
 _ROPE = (
     "head_dim", "hidden_size", "max_position_embeddings", "num_attention_heads", "rope_parameters",
@@ -31,7 +32,7 @@ _ROPE = (
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Of one decoder layer."""
+    """Sizes of one decoder layer."""
 
     hidden: int
     inner: int  # of the MLP
@@ -42,11 +43,11 @@ class Sizes:
 
     @classmethod
     def of(cls, config: Mapping[str, Any], vocab_size: int) -> Sizes:
-        """Read and check what every draft's ``config.json`` says.
+        """Read and check the settings that every draft's ``config.json`` has.
 
         Raises:
-            UnsupportedModel: a setting that is not supported, or that leaves open what is meant.
-            DraftMismatch: sizes that are missing, or fit neither each other nor the target's
+            UnsupportedModel: a setting is unsupported or ambiguous.
+            DraftMismatch: sizes are missing, contradict each other, or do not fit the target's
                 vocabulary.
         """
         needed = ("hidden_size", "intermediate_size", "num_attention_heads", "vocab_size")
@@ -75,20 +76,20 @@ class Sizes:
 
     @property
     def group_name(self) -> str:
-        """Of the group that keeps the layers' state."""
+        """Name of the group that keeps the layers' state."""
         return "draft" if self.window is None else "draft_window"
 
     def group(
         self, layers: int, stages: int, page_tokens: int, dtype: str, source: str = ""
     ) -> Group:
-        """What ``layers`` such layers keep, with a row of carry for each of ``stages``."""
+        """The group of ``layers`` such layers, with a row of carry for each of ``stages``."""
         row = (page_tokens, self.kv_heads, self.head_dim)
         components = (
             Component("k", tuple(range(layers)), row, dtype),
             Component("v", tuple(range(layers)), row, dtype),
             Component("carry", tuple(range(stages)), (self.hidden,), dtype),
         )
-        tail = None  # of a window, the last page at least: it has the carry
+        tail = None  # a window needs at least the last page, which holds the carry
         if self.window is not None:
             tail = max(1, -(-(self.window - 1) // page_tokens))
         return Group(
@@ -96,11 +97,11 @@ class Sizes:
         )
 
     def shapes(self, prefix: str, inputs: int, biased: str = "") -> Shapes:
-        """Tensors of a layer whose attention reads ``inputs`` numbers per row.
+        """Shapes of the tensors of a layer whose attention takes ``[rows, inputs]``.
 
         Args:
-            prefix: of their names, with its dot.
-            biased: which of "qkvo" have a bias.
+            prefix: of the tensors' names, with the final dot.
+            biased: which of the "qkvo" projections have a bias.
         """
         queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
         linear = {
@@ -118,22 +119,22 @@ class Sizes:
         return shapes | {f"{prefix}{name}.bias": linear[name][:1] for name in names}
 
 
-class Memory(NamedTuple):
-    """Where a pass finds and leaves keys and values."""
+class KVAccess(NamedTuple):
+    """How one pass reads and writes keys and values."""
 
-    plan: Plan
+    plan: AttentionPlan
     pools: Pools
     rope: tuple[Tensor, Tensor]  # cos and sin, [rows, 1, head_dim]
 
 
 class DecoderDraft(ABC):
-    """What drafts of decoder layers share of :class:`~kvkeep.models.base.Draft`.
+    """The common part of every :class:`~kvkeep.models.drafts.interface.Draft` of decoder layers.
 
     Args:
-        weights: by name; kept in the target's dtype.
-        aux_layers: what the draft reads of the target.
-        layers: decoder layers over all stages.
-        digest: of weights, configuration and aux layers, 32 hex digits.
+        weights: by name; converted to the target's dtype.
+        aux_layers: target layers whose outputs the draft reads.
+        layers: number of decoder layers in all stages.
+        digest: hash of weights, configuration and aux layers, 32 hex digits.
     """
 
     def __init__(
@@ -161,12 +162,12 @@ class DecoderDraft(ABC):
         self._rope = rope.to(target.device)
 
     def groups(self, page_tokens: int) -> tuple[Group, ...]:
-        """Not split over ranks, and a hit may do without it: drafts cost only speed."""
+        """One group. It is neither sharded nor required: a hit without it is only slower."""
         dtype, stages = self._target.dtype_name, len(self.stages)
         return (self._sizes.group(self._layers, stages, page_tokens, dtype, self.digest),)
 
     def fuse(self, features: Tensor) -> Tensor:
-        """Features are taken as they are."""
+        """Return the features unchanged."""
         return features
 
     def forward(
@@ -177,7 +178,7 @@ class DecoderDraft(ABC):
         runs: Sequence[Run],
         pools: Mapping[str, Pools],
     ) -> Tensor:
-        """See :meth:`~kvkeep.models.base.Draft.forward`."""
+        """See :meth:`~kvkeep.models.drafts.interface.Draft.forward`."""
         assert source is not None
         mine = pools[self._group]
         parts = [
@@ -186,42 +187,42 @@ class DecoderDraft(ABC):
         page_tokens, window = mine["k"][0].shape[1], self._sizes.window
         plan = self._target.attention.plan(parts, page_tokens, window)
         graphs = self._target.graphs
-        if graphs is None or any(r.rows > 1 for r in runs) or not isinstance(plan, Replayable):
-            return self._run(stage, tokens, source, self._memory(stage, plan, mine))
+        if graphs is None or any(r.rows > 1 for r in runs) or not isinstance(plan, ReplayablePlan):
+            return self._run(stage, tokens, source, self._access(stage, plan, mine))
 
         def once(inputs: Tensors) -> Tensors:
             tokens, source, *rest = inputs
-            memory = self._memory(stage, plan.over(rest), mine)
-            return (self._run(stage, tokens, source, memory),)
+            kv = self._access(stage, plan.over(rest), mine)
+            return (self._run(stage, tokens, source, kv),)
 
         (hidden,) = graphs.run((id(self), stage), once, (tokens, source, *plan.tensors))
         return hidden
 
     @abstractmethod
-    def _run(self, stage: int, tokens: Tensor, source: Tensor, memory: Memory) -> Tensor:
-        """:meth:`forward`, where keys and values are found and left in ``memory``."""
+    def _run(self, stage: int, tokens: Tensor, source: Tensor, kv: KVAccess) -> Tensor:
+        """:meth:`forward`, reading and writing keys and values through ``kv``."""
 
-    def _memory(self, stage: int, plan: Plan, pools: Pools) -> Memory:
+    def _access(self, stage: int, plan: AttentionPlan, pools: Pools) -> KVAccess:
         positions = plan.positions - self.stages[stage].shift
         cos, sin = self._rope(self._embedding, positions[None])
-        return Memory(plan, pools, (cos[0, :, None], sin[0, :, None]))
+        return KVAccess(plan, pools, (cos[0, :, None], sin[0, :, None]))
 
     def _decode(
-        self, layer: int, prefix: str, residual: Tensor, mixed: Tensor, memory: Memory
+        self, layer: int, prefix: str, residual: Tensor, mixed: Tensor, kv: KVAccess
     ) -> Tensor:
-        """One decoder layer: attention over ``mixed [rows, inputs]``, then the MLP, each added."""
+        """One decoder layer: attention of ``mixed [rows, inputs]``, then the MLP, both residual."""
         query, key, value = (
             self._linear(mixed, f"{prefix}self_attn.{name}_proj").view(
                 len(mixed), -1, self._sizes.head_dim
             )
             for name in "qkv"
         )
-        query, key = (_rotate(x, *memory.rope) for x in (query, key))
-        keys, values = memory.pools["k"][layer], memory.pools["v"][layer]
-        memory.plan.write(keys, key)
-        memory.plan.write(values, value)
+        query, key = (_rotate(x, *kv.rope) for x in (query, key))
+        keys, values = kv.pools["k"][layer], kv.pools["v"][layer]
+        kv.plan.write(keys, key)
+        kv.plan.write(values, value)
         scoring = Scoring(self._sizes.head_dim**-0.5)
-        seen = memory.plan.attend(query, keys, values, scoring).flatten(1)
+        seen = kv.plan.attend(query, keys, values, scoring).flatten(1)
         hidden = residual + self._linear(seen, f"{prefix}self_attn.o_proj")
         normed = self._norm(hidden, f"{prefix}post_attention_layernorm")
         gate = functional.silu(self._linear(normed, f"{prefix}mlp.gate_proj"))
@@ -240,15 +241,15 @@ class DecoderDraft(ABC):
 
 
 def fed_by(source: Source, stages: int) -> tuple[Stage, ...]:
-    """Stages of which the first reads the target's features, and the others ``source``."""
+    """``stages`` stages: the first reads the target's features, the others read ``source``."""
     return tuple(Stage(k + 1, source if k else Source.TARGET) for k in range(stages))
 
 
 def read_weights(directory: Path, shapes: Shapes, prefix: str = "") -> dict[str, Tensor]:
-    """Tensors whose names start with ``prefix``, which is taken off; others are not the draft's.
+    """Read the draft's tensors: those whose names start with ``prefix``, which is removed.
 
     Raises:
-        DraftMismatch: tensors are missing, unexpected, or of another shape than ``shapes``.
+        DraftMismatch: tensors are missing, unexpected, or differ from ``shapes``.
     """
     weights: dict[str, Tensor] = {}
     for path in sorted(directory.glob("*.safetensors")):
@@ -273,7 +274,11 @@ def read_weights(directory: Path, shapes: Shapes, prefix: str = "") -> dict[str,
 
 
 def check_hidden(sizes: Sizes, target: Target) -> None:
-    """A draft that uses the target's output as it is, and its head, has its hidden size."""
+    """Check that the draft has the target's hidden size: it uses the target's output and head.
+
+    Raises:
+        DraftMismatch: the sizes differ.
+    """
     if sizes.hidden != target.hidden_size:
         raise DraftMismatch(
             f"the draft's hidden size is {sizes.hidden}, the target's {target.hidden_size}"
@@ -281,7 +286,7 @@ def check_hidden(sizes: Sizes, target: Target) -> None:
 
 
 def _window(config: Mapping[str, Any]) -> int | None:
-    """``layer_types`` decide; without them ``use_sliding_window``, or else ``sliding_window``."""
+    """The sliding window, by ``layer_types``, else ``use_sliding_window``, else its size alone."""
     window: int | None = config.get("sliding_window")
     kinds = sorted(set(config.get("layer_types") or ()))
     if kinds == ["full_attention"]:

@@ -1,8 +1,8 @@
-"""What the layers of a model keep of a sequence: found by watching a pass, and grouped.
+"""What the layers of a model keep of a sequence, found by watching one pass.
 
-Nothing is looked up by a model's name. Attention layers show their keys, values and window when
-they call our attention function, compressed ones (multi-head latent attention) what they hand to
-the cache before; recurrent layers leave their tensors in transformers' cache object.
+Nothing depends on a model's name. Attention layers show keys, values and window when they call our
+attention function. Layers with compressed keys and values (multi-head latent attention) show what
+they give to the cache. Recurrent layers leave their tensors in transformers' cache object.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from ..schema import Component, Group, UnsupportedModel
-from .base import DTYPE_NAMES, Pools
+from ...schema import Component, Group, UnsupportedModel
+from ..checkpoint import DTYPE_NAMES
+from ..passes import Pools
 
 FULL, WINDOW, STATE = "full", "window", "state"  # group names
 STATE_KINDS = ("conv", "recurrent")  # a cache layer has ``conv_states`` and ``recurrent_states``
@@ -28,15 +29,15 @@ class Kept(NamedTuple):
     group: str
     component: str  # "k", "v"; "latent", "rope"; "conv", "recurrent"
     layer: int
-    shape: tuple[int, ...]  # of one token; in the group "state" of one sequence
-    dtype: str | None = None  # safetensors' name; None: what keys and values are kept in
+    shape: tuple[int, ...]  # per token; in the group "state", per sequence
+    dtype: str | None = None  # safetensors' name; None: the dtype of the key and value pools
 
 
 @dataclass(slots=True)
 class Survey:
-    """A :class:`~kvkeep.models.base.Step` that computes nothing and remembers what it was asked.
+    """A :class:`~kvkeep.models.target.context.ForwardContext` that only records shapes.
 
-    Shapes are ``(heads, dim)`` of keys and of values.
+    Each entry has two shapes ``(heads, dim)``: of keys, then of values.
     """
 
     attended: dict[int, tuple[tuple[int, ...], ...]] = field(default_factory=dict)
@@ -55,10 +56,10 @@ class Survey:
         return query.new_zeros(query.shape[0], query.shape[2], query.shape[1], value.shape[-1])
 
     def rows(self) -> list[Kept]:
-        """What attention layers keep of each token.
+        """The tensors that attention layers keep per token.
 
         Raises:
-            UnsupportedModel: a layer's state is not what its attention function was given.
+            UnsupportedModel: a layer caches something else than it attends to.
         """
         if missed := sorted(set(self.cached) - set(self.attended)):
             raise UnsupportedModel(f"layers {missed} do not reach the attention hook")
@@ -73,10 +74,10 @@ class Survey:
         return found
 
     def window(self) -> int | None:
-        """The sliding window's size in tokens, if layers have one.
+        """Size of the sliding window in tokens; None if no layer has one.
 
         Raises:
-            UnsupportedModel: windows of several sizes.
+            UnsupportedModel: layers have windows of several sizes.
         """
         sizes = sorted({size for size in self.windows.values() if size is not None})
         if len(sizes) > 1:
@@ -85,7 +86,7 @@ class Survey:
 
 
 def states(layers: Iterable[Any]) -> list[Kept]:
-    """What recurrent layers have left in a cache object's ``layers``.
+    """The tensors that recurrent layers left in the ``layers`` of a cache object.
 
     Raises:
         UnsupportedModel: a layer has several states of one kind.
@@ -100,37 +101,37 @@ def states(layers: Iterable[Any]) -> list[Kept]:
 
 
 class Inventory:
-    """All that a model keeps.
+    """Everything that a model keeps of a sequence.
 
     Args:
         kept: every tensor of every layer.
-        window: tokens that a row of the group "window" sees, its own included.
+        window: number of tokens that a row of the group "window" sees, its own included.
 
     Raises:
-        UnsupportedModel: kinds of layers that cannot run in one pass.
+        UnsupportedModel: the model mixes kinds of layers that cannot run in one pass.
     """
 
     def __init__(self, kept: Sequence[Kept], window: int | None) -> None:
         self.kept = tuple(kept)
         self.window = window
         self.states = tuple(one for one in kept if one.group == STATE)
-        self.paged = frozenset(one.group for one in kept) - {STATE}  # groups with a row per token
+        self.paged = frozenset(one.group for one in kept) - {STATE}  # groups with one row per token
         self.latent = frozenset(one.layer for one in kept if one.component == "latent")
         if self.states and self.latent:
             raise UnsupportedModel("it has compressed attention beside recurrent layers")
         self._places: dict[tuple[int, str], tuple[str, int]] = {}
         count: Counter[tuple[str, str]] = Counter()
-        for one in kept:  # pools are in the order of ``Component.layers``
+        for one in kept:  # a component's pools follow the order of ``Component.layers``
             self._places[one.layer, one.component] = (one.group, count[one[:2]])
             count[one[:2]] += 1
 
     def groups(self, page_tokens: int, kv_dtype: str) -> tuple[Group, ...]:
-        """Groups ``full``, ``window`` and ``state``, as far as there are layers for them.
+        """Those of the groups ``full``, ``window`` and ``state`` that have layers.
 
         Raises:
-            UnsupportedModel: layers keep tensors of one name in several shapes.
+            UnsupportedModel: layers keep one component in several shapes or dtypes.
         """
-        reach = (self.window or 1) - 1  # tokens before a row's own that it sees
+        reach = (self.window or 1) - 1  # earlier tokens that a row sees
         tails = {FULL: None, WINDOW: max(1, -(-reach // page_tokens)), STATE: 1}
         present = {one.group for one in self.kept}
         return tuple(
@@ -159,6 +160,6 @@ class Inventory:
             yield Component(name, tuple(one.layer for one in mine), (*per_page, *shape), dtype)
 
     def place(self, pools: Mapping[str, Pools], layer: int, component: str) -> tuple[str, Tensor]:
-        """The group of one layer's component, and its pool."""
+        """The group and the pool of one layer's component."""
         group, index = self._places[layer, component]
         return group, pools[group][component][index]

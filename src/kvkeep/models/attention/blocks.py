@@ -1,6 +1,7 @@
-"""Where a packed batch's rows go and what they see, as block tables: few tensors, little work.
+"""Block tables of a packed batch, for kernels that follow them.
 
-What :mod:`~kvkeep.models.layout` is to a CPU, this is to a kernel that finds its way by itself.
+These need few tensors and little work on the host. :mod:`~kvkeep.models.attention.layout` serves
+plain PyTorch instead, which needs an index of everything it reads.
 """
 
 from __future__ import annotations
@@ -14,24 +15,24 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from .attention import Part
+from .interface import Part
 
-_WIDTH = 64  # pages; tables are as wide as this times a power of four
+_WIDTH = 64  # pages; a table's width is this times a power of four
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Blocks:
     """Block tables of a packed batch. A sequence's rows are consecutive, in order of position."""
 
-    positions: Tensor  # [rows] int64, of each row in its sequence
-    index: Tensor  # [rows] int64, where it goes in a flat pool
-    tables: Tensor  # [sequences, pages] int32 slots; anything where nothing may be read
-    firsts: Tensor  # [sequences] int32, positions before are never read
-    begins: Tensor  # [sequences + 1] int32, where each sequence's rows begin, and their number
+    positions: Tensor  # [rows] int64, each row's position in its sequence
+    index: Tensor  # [rows] int64, each row's place in a flat pool
+    tables: Tensor  # [sequences, pages] int32 slots; arbitrary for pages that are never read
+    firsts: Tensor  # [sequences] int32, earlier positions are never read
+    begins: Tensor  # [sequences + 1] int32, first row of each sequence, then the number of rows
     page_tokens: int
     window: int | None  # positions that a row sees, its own included; None: all up to its own
-    longest: int  # the most rows of a sequence
-    gaps: bool  # some firsts may not be 0
+    longest: int  # the most rows that a sequence has
+    gaps: bool  # False only if all ``firsts`` are 0
     counts: NDArray[np.int64] | None = None  # rows of each sequence; None: ``longest`` each
     _tiles: dict[int, Tensor] = field(default_factory=dict)
 
@@ -40,7 +41,7 @@ class Blocks:
         cls, positions: Tensor, index: Tensor, tables: Tensor, firsts: Tensor,
         page_tokens: int, window: int | None,
     ) -> Blocks:  # fmt: skip
-        """Of sequences with equally many rows: positions and index are ``[sequences, rows]``."""
+        """For sequences with equally many rows; positions and index are ``[sequences, rows]``."""
         sequences, rows = positions.shape
         begins = rows * torch.arange(sequences + 1, dtype=torch.int32, device=tables.device)
         return cls(
@@ -50,21 +51,21 @@ class Blocks:
 
     @property
     def capacity(self) -> int:
-        """The most positions that a row may see."""
+        """The most positions that one row can see."""
         pages = self.tables.shape[1] * self.page_tokens
         return pages if self.window is None else min(pages, self.window)
 
     def tiles(self, size: int) -> Tensor:
-        """``[tiles, 2]`` int32: a sequence, and how many of its rows come before the tile's.
+        """``[tiles, 2]`` int32: a tile's sequence, and how many of its rows precede the tile.
 
-        A tile has ``size`` rows of one sequence, the last one fewer.
+        A tile has ``size`` rows of one sequence; a sequence's last tile may have fewer.
         """
         if size not in self._tiles:
             self._tiles[size] = self._cut(size)
         return self._tiles[size]
 
     def _cut(self, size: int) -> Tensor:
-        if self.counts is None:  # without a word to the host, so that it can be recorded
+        if self.counts is None:  # on the device alone, so that a CUDA graph can record it
             sequences, skips = (
                 torch.arange(0, stop, step, dtype=torch.int32, device=self.tables.device)
                 for stop, step in ((len(self.tables), 1), (self.longest, size))
@@ -79,7 +80,7 @@ class Blocks:
 def block_tables(
     parts: Sequence[Part], page_tokens: int, window: int | None, device: torch.device
 ) -> Blocks:
-    """See :meth:`~kvkeep.models.attention.Attention.plan`."""
+    """See :meth:`~kvkeep.models.attention.interface.Attention.plan`."""
     counts = np.array([part.rows for part in parts])
     begins = np.concatenate(([0], counts.cumsum()))
     starts, firsts = np.array([(part.start, part.first) for part in parts]).T
@@ -104,7 +105,7 @@ def block_tables(
 
 
 def _wide(pages: int) -> int:
-    """At least so many: few widths, so that few passes have to be recorded."""
+    """A width of at least ``pages``; few widths exist, so few CUDA graphs are recorded."""
     width = _WIDTH
     while width < pages:
         width *= 4

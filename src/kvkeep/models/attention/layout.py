@@ -1,7 +1,7 @@
-"""Which rows of a packed batch see what, as index arrays: worked out once per step.
+"""Index arrays that say what each row of a packed batch sees, made once per step.
 
-Sequences that begin with the same slots have a *run* in common. Of what else they see, sequences of
-about the same length are *stacked*: padded to one length, they are one call instead of many.
+Sequences that begin with the same slots share a *run*, which is read once for all of them. For the
+rest, sequences of similar length are *stacked*: padded to one length, they need one call, not many.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from .attention import Part
+from .interface import Part
 
-_SHARED = 512  # tokens that a run saves the reading of; with fewer, merging costs more
-_STACKED = 1024  # tokens of a stack, padding included; longer sequences gain nothing by it
+_SHARED = 512  # tokens not read twice; a run that saves fewer costs more to merge than it saves
+_STACKED = 1024  # most tokens in a stack, padding included; longer sequences gain nothing
 
 Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Span:
-    """Rows that follow one another in a layout's order, and what they see."""
+    """Rows that are consecutive in a layout's order, and the tokens that they see."""
 
     rows: slice
-    count: int  # sequences, with equally many of the rows each
-    length: int  # tokens that each of them sees, padding included
-    unit: int  # tokens read at once: a page's, or of a stack 1
-    seen: Tensor  # [units] int64, where they lie in a pool; padding repeats a sequence's last
-    skip: int = 0  # tokens of the first unit that are not seen
+    count: int  # number of sequences; each has equally many of the rows
+    length: int  # tokens that each sequence sees, padding included
+    unit: int  # tokens per entry of ``seen``: a page, or one token in a stack
+    seen: Tensor  # [units] int64, their places in a pool; padding repeats a sequence's last
+    skip: int = 0  # leading tokens of the first unit that are not seen
     mask: Tensor | None = None  # [count, 1, rows of each, length] float32 to add; None: zeros
 
 
@@ -39,17 +39,17 @@ class Span:
 class Layout:
     """Where the rows of a packed batch go in a flat pool, and what they see there."""
 
-    positions: Tensor  # [rows] int64, of each row in its sequence
-    index: Tensor  # [rows] int64, where it goes
+    positions: Tensor  # [rows] int64, each row's position in its sequence
+    index: Tensor  # [rows] int64, each row's place in the pool
     order: Tensor  # [rows] int64, packed rows in the order of the spans
-    spans: tuple[Span, ...]  # each row is in one
-    runs: tuple[Span, ...]  # what rows see besides, in common with other sequences
+    spans: tuple[Span, ...]  # every row is in exactly one
+    runs: tuple[Span, ...]  # prefixes that several sequences share
 
 
 def lay_out(
     parts: Sequence[Part], page_tokens: int, window: int | None, device: torch.device
 ) -> Layout:
-    """See :meth:`~kvkeep.models.attention.Attention.plan`."""
+    """See :meth:`~kvkeep.models.attention.interface.Attention.plan`."""
     batch = _Batch(parts, page_tokens, window, device)
     shared = _shared(parts, page_tokens) if window is None else []
     alone = set(range(len(parts))).difference(*(members for members, _ in shared))
@@ -75,9 +75,9 @@ def lay_out(
 
 
 def _shared(parts: Sequence[Part], page_tokens: int) -> list[tuple[list[int], int]]:
-    """Sequences that begin with the same slots, and the position where those end.
+    """Groups of sequences that begin with the same slots, and the position where these end.
 
-    Only whole pages before all their rows count.
+    Only whole pages count that precede all rows of the group.
     """
     alike: dict[tuple[int, int], list[int]] = {}
     for i, part in enumerate(parts):
@@ -97,7 +97,7 @@ def _shared(parts: Sequence[Part], page_tokens: int) -> list[tuple[list[int], in
 
 
 class _Batch:
-    """Parts as arrays, and spans of them. ``first`` is moved past what has a run of its own."""
+    """Parts as arrays, and spans of them. The caller moves ``first`` past what a run covers."""
 
     def __init__(
         self, parts: Sequence[Part], page_tokens: int, window: int | None, device: torch.device
@@ -109,16 +109,16 @@ class _Batch:
             self.first = np.maximum(self.first, self.start - window + 1)
         self._tables = np.concatenate([part.table for part in parts]).astype(np.int64)
         self._table = _on(device, self._tables)
-        self._zero = np.cumsum(pages) - pages  # where each sequence's table begins in there
+        self._zero = np.cumsum(pages) - pages  # where each sequence's table begins in _tables
         self._page, self._window, self._device = page_tokens, window, device
 
     def where(self, sequence: Ints, position: Ints) -> Ints:
-        """Rows of a flat pool."""
+        """The place of each position in a flat pool."""
         slots: Ints = self._tables[self._zero[sequence] + position // self._page]
         return slots * self._page + position % self._page
 
     def stacks(self, members: Sequence[int]) -> Iterator[list[int]]:
-        """``members`` with equally many rows, about equal lengths, and together not too much."""
+        """Split ``members`` into stacks: equally many rows, similar lengths, limited size."""
         rows, length = self.rows.tolist(), (self.start + self.rows - self.first).tolist()
         stack: list[int] = []
         for i in sorted(members, key=lambda i: (rows[i], length[i])):
@@ -131,7 +131,7 @@ class _Batch:
             yield stack
 
     def span(self, row: int, stack: list[int]) -> Span:
-        """The rows of a stack, of which ``row`` is the first, and what they see."""
+        """The span of a stack whose first row is ``row``."""
         each = int(self.rows[stack[0]])
         rows = slice(row, row + len(stack) * each)
         length = self.start[stack] + each - self.first[stack]
@@ -144,13 +144,13 @@ class _Batch:
         return Span(rows, len(stack), longest, 1, _on(self._device, seen.ravel()), mask=mask)
 
     def pages(self, rows: slice, sequence: int, end: int, mask: Tensor | None = None) -> Span:
-        """``rows``, and what they see of a sequence up to ``end``."""
+        """The span of ``rows`` over one sequence's pages up to position ``end``."""
         first, zero, page = int(self.first[sequence]), int(self._zero[sequence]), self._page
         seen = self._table[zero + first // page : zero - (-end // page)]
         return Span(rows, 1, end - first, page, seen, first % page, mask)
 
     def _mask(self, stack: list[int], length: int) -> Tensor:
-        """What each row of a stack must not see of its sequence's ``length`` tokens."""
+        """``-inf`` for each of ``length`` tokens that a row of the stack must not see, else 0."""
         own = torch.from_numpy(self.start[stack] - self.first[stack])[:, None, None, None]
         row = own + torch.arange(int(self.rows[stack[0]]))[:, None]
         column = torch.arange(length)
@@ -161,7 +161,7 @@ class _Batch:
 
 
 def _ranges(first: Ints, count: Ints) -> Ints:
-    """``[first, first + count)`` of each, one after another."""
+    """The ranges ``[first, first + count)``, concatenated."""
     end = np.cumsum(count)
     return np.arange(end[-1]) + np.repeat(first - end + count, count)
 

@@ -1,8 +1,8 @@
-"""Paged attention where kernels follow block tables: CUDA devices.
+"""Paged attention on CUDA devices, by kernels that follow block tables.
 
-Most is done by a kernel of our own: it knows windows, soft-capping, sinks, pools of another dtype,
-and rows that see no first positions. Rows of plain attention, several of a sequence, go to
-PyTorch's flash attention where that reads block tables.
+Our own kernel handles everything: windows, soft-capping, sinks, pools of another dtype, and rows
+that do not see a sequence's first positions. Plain attention with several rows per sequence goes to
+PyTorch's flash attention, where that reads block tables.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from . import attention_kernel, attention_varlen
-from .attention import Part, Scoring
-from .attention_torch import TorchPlan, write_rows
+from . import flash, kernels
 from .blocks import Blocks, block_tables
+from .cascade import CascadePlan, write_rows
+from .interface import Part, Scoring
 from .layout import lay_out
 
-_PROGRAMS = 8  # of a device that cannot tell: a CPU, with Triton's interpreter
+_PROGRAMS = 8  # for a CPU with Triton's interpreter, which does not report processors
 
 
 class PagedAttention:
-    """An :class:`~kvkeep.models.attention.Attention`."""
+    """An :class:`~kvkeep.models.attention.interface.Attention`."""
 
     def __init__(self, device: torch.device) -> None:
         self._device, self._programs = device, _PROGRAMS
@@ -39,7 +39,7 @@ class PagedAttention:
 
 @dataclass(frozen=True)
 class PagedPlan:
-    """A :class:`~kvkeep.models.attention.Replayable`."""
+    """A :class:`~kvkeep.models.attention.interface.ReplayablePlan`."""
 
     blocks: Blocks
     programs: int
@@ -53,9 +53,9 @@ class PagedPlan:
         write_rows(pool, self.blocks.index, rows)
 
     def attend(self, query: Tensor, keys: Tensor, values: Tensor, scoring: Scoring) -> Tensor:
-        if attention_varlen.takes(query, keys, values, self.blocks, scoring):
-            return attention_varlen.attend(query, keys, values, self.blocks, scoring)
-        return attention_kernel.attend(query, keys, values, self.blocks, scoring, self.programs)
+        if flash.takes(query, keys, values, self.blocks, scoring):
+            return flash.attend(query, keys, values, self.blocks, scoring)
+        return kernels.attend(query, keys, values, self.blocks, scoring, self.programs)
 
     def gather(self, pool: Tensor, dtype: torch.dtype) -> Tensor:
         return self._gathering.gather(pool, dtype)
@@ -64,9 +64,9 @@ class PagedPlan:
         return self._gathering.attend_to(query, keys, values, scoring)
 
     @cached_property
-    def _gathering(self) -> TorchPlan:
+    def _gathering(self) -> CascadePlan:
         b = self.blocks
-        return TorchPlan(lay_out(self.parts, b.page_tokens, b.window, b.tables.device))
+        return CascadePlan(lay_out(self.parts, b.page_tokens, b.window, b.tables.device))
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:

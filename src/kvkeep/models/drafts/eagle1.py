@@ -1,9 +1,10 @@
-"""EAGLE and EAGLE-2 (a tree over the same network): decoder layers fed by the target's last state.
+"""EAGLE and EAGLE-2 drafts: decoder layers that read the target's final hidden state.
 
 Li et al., "EAGLE: Speculative Sampling Requires Rethinking Feature Uncertainty" (2024), in the file
-format that SGLang serves (``LlamaForCausalLMEagle``, ``Qwen2ForCausalLMEagle``). The source is what
-the target's final norm returns; the draft has neither a first nor a final norm and no head of its
-own: its output is meant to be like the state that the target's head reads.
+format that SGLang serves (``LlamaForCausalLMEagle``, ``Qwen2ForCausalLMEagle``). EAGLE-2 uses the
+same network with another tree of proposals. The source is the output of the target's final norm.
+The draft has no first norm, no final norm and no head: it is trained to predict that output, and
+the target's head reads it.
 """
 
 from __future__ import annotations
@@ -15,21 +16,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..schema import UnsupportedModel
-from .base import Source, weights_digest
-from .decoder import DecoderDraft, Memory, Shapes, Sizes, check_hidden, fed_by, read_weights
-from .target import Target
+from ...schema import UnsupportedModel
+from ..checkpoint import weights_digest
+from ..target.model import Target
+from .decoder import DecoderDraft, KVAccess, Shapes, Sizes, check_hidden, fed_by, read_weights
+from .interface import Source
 
 
 class EagleDraft(DecoderDraft):
-    """A :class:`~kvkeep.models.base.Draft` of one stage, of one layer or several."""
+    """A :class:`~kvkeep.models.drafts.interface.Draft` of one stage with one layer or several."""
 
-    def _run(self, stage: int, tokens: Tensor, source: Tensor, memory: Memory) -> Tensor:
+    def _run(self, stage: int, tokens: Tensor, source: Tensor, kv: KVAccess) -> Tensor:
         hidden = mixed = self._linear(torch.cat((self._embed(tokens), source), -1), "fc")
         for layer in range(self._layers):
             if layer:
                 mixed = self._norm(hidden, f"layers.{layer}.input_layernorm")
-            hidden = self._decode(layer, f"layers.{layer}.", hidden, mixed, memory)
+            hidden = self._decode(layer, f"layers.{layer}.", hidden, mixed, kv)
         return hidden
 
     def propose(self, hidden: Tensor) -> Tensor:
@@ -38,7 +40,7 @@ class EagleDraft(DecoderDraft):
 
 
 def load(directory: Path, config: Mapping[str, Any], target: Target) -> EagleDraft:
-    """See :func:`~kvkeep.models.drafts.load_draft`."""
+    """See :func:`~kvkeep.models.drafts.loading.load_draft`."""
     sizes = Sizes.of(config, target.vocab_size)
     check_hidden(sizes, target)
     if "hot_vocab_size" in config:
@@ -52,7 +54,7 @@ def load(directory: Path, config: Mapping[str, Any], target: Target) -> EagleDra
 
 
 def _shapes(sizes: Sizes, layers: int, biased: str, vocab: int) -> Shapes:
-    """A head in the file is a copy of the target's, and not used."""
+    """Shapes by name. A head in the file is a copy of the target's and stays unused."""
     hidden = sizes.hidden
     shapes: Shapes = {
         "fc.weight": (hidden, 2 * hidden),

@@ -1,7 +1,7 @@
-"""A draft that is a language model of its own: smaller, with the target's tokens.
+"""Standalone drafts: smaller language models with the target's vocabulary.
 
 Leviathan et al., "Fast Inference from Transformers via Speculative Decoding" (2023); SGLang's
-``STANDALONE``. Its rows need nothing of the target, so a hit needs no carry.
+``STANDALONE``. Their rows read nothing of the target, so they need no carry.
 """
 
 from __future__ import annotations
@@ -14,22 +14,23 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..media.arrival import Arrival
-from ..schema import DraftMismatch, Group, UnsupportedModel
-from . import hf
-from .base import Pools, Run, Source, Stage, Tables
-from .target import Target
+from ...media.arrival import Arrival
+from ...schema import DraftMismatch, Group, UnsupportedModel
+from ..passes import Pools, Run, Tables
+from ..target import hf
+from ..target.model import Target
+from .interface import Source, Stage
 
 
 @dataclass(frozen=True, slots=True)
 class _Own:
-    """A lease's tables, by the names that groups have in the draft model itself."""
+    """A lease's tables under the group names of the draft model itself."""
 
     tables: Tables
 
     @property
     def arriving(self) -> Sequence[Arrival]:
-        return ()  # layers of another numbering: a step runs drafts when all is there
+        return ()  # layer numbers differ, and drafts run only after loads are complete
 
     def slots(self, group: str) -> NDArray[np.int32]:
         return self.tables.slots(_name(group))
@@ -39,7 +40,10 @@ class _Own:
 
 
 class StandaloneDraft:
-    """A :class:`~kvkeep.models.base.Draft`: a target under other group names."""
+    """A :class:`~kvkeep.models.drafts.interface.Draft` that runs a second target model.
+
+    Its groups have names of their own beside the target's.
+    """
 
     aux_layers = ()
     stages = (Stage(0, Source.NOTHING),)
@@ -49,7 +53,7 @@ class StandaloneDraft:
         model.capture((model.num_layers,))
 
     def groups(self, page_tokens: int) -> tuple[Group, ...]:
-        """Not split over ranks, and a hit may do without them: drafts cost only speed."""
+        """Groups of the model, neither sharded nor required: a hit without them is only slower."""
         return tuple(
             replace(
                 group, name=_name(group.name), sharded=False, required=False,
@@ -59,7 +63,7 @@ class StandaloneDraft:
         )  # fmt: skip
 
     def fuse(self, features: Tensor) -> Tensor:
-        """Never called: there is nothing to fuse."""
+        """Never called, because the source is ``NOTHING``."""
         return features
 
     def forward(
@@ -82,7 +86,10 @@ class StandaloneDraft:
 
 
 def load(directory: Path, target: Target) -> StandaloneDraft:
-    """See :func:`~kvkeep.models.drafts.load_draft`. It runs where and in what the target does."""
+    """See :func:`~kvkeep.models.drafts.loading.load_draft`.
+
+    It runs on the target's device, in the target's dtype.
+    """
     dtype = str(target.dtype).removeprefix("torch.")
     model = hf.load_target(directory, dtype, str(target.device))
     model.graphs = target.graphs
@@ -98,7 +105,7 @@ def load(directory: Path, target: Target) -> StandaloneDraft:
         )
     if not model.packable:
         raise UnsupportedModel(
-            f"{directory} has recurrent layers: a draft's are not rolled back after a rejection"
+            f"{directory} has recurrent layers; a draft cannot roll their state back on rejection"
         )
     return StandaloneDraft(model)
 

@@ -1,4 +1,4 @@
-"""What attention layers do in a pass over page pools."""
+"""Attention layers in a pass over page pools."""
 
 from __future__ import annotations
 
@@ -7,23 +7,24 @@ from typing import Any
 
 from torch import Tensor
 
-from ..media.arrival import Arrival
-from .attention import Attention, Part, Plan, Replayable, Scoring
-from .base import Pools, Run
+from ...media.arrival import Arrival
+from ..attention.interface import Attention, AttentionPlan, Part, ReplayablePlan, Scoring
+from ..passes import Pools, Run
 from .survey import FULL, WINDOW, Inventory
 
 
-class Paged:
-    """A :class:`~kvkeep.models.base.Step`: rows go to the pools, what they see comes from there.
+class PagedContext:
+    """A :class:`~kvkeep.models.target.context.ForwardContext` that reads and writes page pools.
 
-    Plain keys and values are stored as attention gets them. Compressed ones are stored as the cache
-    object gets them, and what all rows see is handed back for the layer to expand.
+    Plain layers store keys and values when they call attention. Layers with compressed keys and
+    values (multi-head latent attention) store them when they update their cache; they get back what
+    all rows see, and expand it.
     """
 
     def __init__(
         self,
         inventory: Inventory,
-        plans: Mapping[str, Plan],
+        plans: Mapping[str, AttentionPlan],
         pools: Mapping[str, Pools],
         arriving: Sequence[Arrival] = (),
     ) -> None:
@@ -37,8 +38,8 @@ class Paged:
         runs: Sequence[Run],
         pools: Mapping[str, Pools],
         attention: Attention,
-    ) -> Paged:
-        """What layers do in a pass of ``runs``."""
+    ) -> PagedContext:
+        """The context of a pass of ``runs``, with a plan for each group of attention layers."""
         plans = {}
         for group in inventory.paged:
             parts = [Part(run.tables.slots(group), run.start, run.rows, run.first) for run in runs]
@@ -50,23 +51,23 @@ class Paged:
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """``[sequences, ...]`` each, positions first: all that tells a step from others in which
-        sequences have as many rows. Empty if there is more to it: rows that are gathered, or still
-        on their way."""
+        """``[sequences, ...]`` each, positions first: all that differs between steps whose
+        sequences have equally many rows. Empty if the step cannot be replayed: a plan is not
+        replayable, a layer gathers rows, or rows are still loading."""
         found: list[Tensor] = []
         for plan in self._plans.values():
-            if self._inventory.latent or self._arriving or not isinstance(plan, Replayable):
+            if self._inventory.latent or self._arriving or not isinstance(plan, ReplayablePlan):
                 return ()
             found += plan.tensors
         return tuple(found)
 
-    def over(self, tensors: Sequence[Tensor]) -> Paged:
-        """What layers do in the step that has these tensors in place of its own."""
+    def over(self, tensors: Sequence[Tensor]) -> PagedContext:
+        """This context with ``tensors`` in place of its own."""
         rest, plans = iter(tensors), {}
         for group, plan in self._plans.items():
-            assert isinstance(plan, Replayable)
+            assert isinstance(plan, ReplayablePlan)
             plans[group] = plan.over([next(rest) for _ in plan.tensors])
-        return Paged(self._inventory, plans, self._pools)
+        return PagedContext(self._inventory, plans, self._pools)
 
     def update(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         if layer not in self._inventory.latent:
@@ -99,6 +100,6 @@ class Paged:
         return out.view(batch, rows, heads, -1)
 
     def _wait(self, layer: int) -> None:
-        """Until what is being loaded of a layer is there."""
+        """Wait until every load in flight has brought this layer's part."""
         for arrival in self._arriving:
             arrival.wait(layer)

@@ -1,13 +1,13 @@
-"""Paged attention in plain PyTorch: made for a CPU, right on any device.
+"""Paged attention in plain PyTorch: made for a CPU, correct on any device.
 
-What rows see is gathered in position order into a buffer that stays in the processor's cache, so a
-result depends on what the pages hold and never on where they lie. (Reading runs of consecutive
-slots in place was measured: it is slower.) Query heads that share a key head become rows.
+It gathers keys and values in order of position into a buffer that fits the processor's cache. So a
+result depends on what the pages hold, never on which slots they have. (Reading consecutive slots in
+place was measured to be slower.) Query heads that share a key head become rows.
 
-A run that sequences have in common is attended to once, with all their rows, and the result merged
-with that of each row's rest by the log-sum-exp of the scores (cascade inference: Ye et al.,
-FlashInfer, 2024). So a result may differ by rounding from that of a sequence alone, as it does
-anyway between matrix products of different sizes.
+A prefix that several sequences share is attended to once, for all their rows. The log-sum-exp of
+the scores merges this with the rest of what each row sees (cascade inference: Ye et al.,
+FlashInfer, 2024). So a result may differ by rounding from that of a sequence alone, as matrix
+products of different sizes do anyway.
 """
 
 from __future__ import annotations
@@ -18,23 +18,25 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .attention import Part, Scoring
+from .interface import Part, Scoring
 from .layout import Layout, Span, lay_out
 
 
-class TorchAttention:
-    """An :class:`~kvkeep.models.attention.Attention`."""
+class CascadeAttention:
+    """An :class:`~kvkeep.models.attention.interface.Attention`."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
 
-    def plan(self, parts: Sequence[Part], page_tokens: int, window: int | None = None) -> TorchPlan:
-        return TorchPlan(lay_out(parts, page_tokens, window, self._device))
+    def plan(
+        self, parts: Sequence[Part], page_tokens: int, window: int | None = None
+    ) -> CascadePlan:
+        return CascadePlan(lay_out(parts, page_tokens, window, self._device))
 
 
 @dataclass(frozen=True, slots=True)
-class TorchPlan:
-    """A :class:`~kvkeep.models.attention.Plan`."""
+class CascadePlan:
+    """A :class:`~kvkeep.models.attention.interface.AttentionPlan`."""
 
     layout: Layout
 
@@ -63,7 +65,7 @@ class TorchPlan:
     def _pairs(
         self, keys: Tensor, values: Tensor, dtype: torch.dtype
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """What each span sees, ``[seen, kv_heads, dim]``. It is gone when the next one is read."""
+        """Keys and values ``[seen, kv_heads, dim]`` of each span, in a buffer that all share."""
         most = max(len(span.seen) * span.unit for span in self._spans)
         k, v = (pool.new_empty(most, *pool.shape[2:]) for pool in (keys, values))
         for span in self._spans:
@@ -72,7 +74,7 @@ class TorchPlan:
     def _attend(
         self, query: Tensor, seen: Iterable[tuple[Tensor, Tensor]], scoring: Scoring
     ) -> Tensor:
-        """Over keys and values ``[seen, kv_heads, dim]`` of each span and run, in turn."""
+        """Attention over keys and values ``[seen, kv_heads, dim]`` of each span, then each run."""
         layout, pairs = self.layout, iter(seen)
         query = query.index_select(0, layout.order)
         mixed = [_mix(query[span.rows], span, *next(pairs), scoring) for span in layout.spans]
@@ -99,12 +101,12 @@ def _read(pool: Tensor, span: Span, buffer: Tensor | None = None) -> Tensor:
 
 
 def write_rows(pool: Tensor, index: Tensor, rows: Tensor) -> None:
-    """Store ``rows [rows, *row]`` at rows ``index [rows]`` of ``pool``, its pages side by side."""
+    """Store ``rows [rows, *row]`` at ``index [rows]`` of ``pool``, flattened over its pages."""
     flat = pool.flatten(0, 1)
     if rows.dtype != pool.dtype:
         limit = torch.finfo(pool.dtype).max
         rows = rows.clamp(-limit, limit).to(pool.dtype)
-    if pool.element_size() == 1:  # PyTorch cannot index bytes that are numbers
+    if pool.element_size() == 1:  # PyTorch cannot index tensors of an 8-bit float dtype
         flat, rows = flat.view(torch.uint8), rows.view(torch.uint8)
     flat.index_copy_(0, index, rows)
 
@@ -112,11 +114,13 @@ def write_rows(pool: Tensor, index: Tensor, rows: Tensor) -> None:
 def _mix(
     query: Tensor, span: Span, keys: Tensor, values: Tensor, scoring: Scoring
 ) -> tuple[Tensor, Tensor]:
-    """Of one span's rows, by key head and query head of it: their values mixed
-    ``[rows, kv_heads, heads of each, value dim]``, and the logarithm of the sum of their scores'
-    exponentials ``[rows, kv_heads, heads of each]`` float32.
+    """Attention of one span's rows over its keys and values.
 
-    Query heads that share a key head become rows, so a key is read once for them all.
+    Query heads that share a key head become rows, so a key is read once for all of them.
+
+    Returns:
+        Outputs ``[rows, kv_heads, query heads per key head, value dim]``, and the log-sum-exp of
+        the scores ``[rows, kv_heads, query heads per key head]`` float32.
     """
     (packed, heads, dim), kv_heads, mask = query.shape, keys.shape[1], span.mask
     rows = packed // span.count  # of each sequence

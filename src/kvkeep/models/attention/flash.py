@@ -1,7 +1,7 @@
-"""Paged attention by PyTorch's own flash attention, where ``varlen_attn`` takes a block table.
+"""Paged attention by PyTorch's flash attention, where ``varlen_attn`` takes a block table.
 
-Which versions, devices, page sizes and head sizes that is, is found by trying: a small case is
-compared with the kernel of our own.
+Support depends on PyTorch's version, the device, the page size and the head size. So a small case
+is tried first and compared with our own kernel.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from . import attention_kernel
-from .attention import Scoring
+from . import kernels
 from .blocks import Blocks
+from .interface import Scoring
 
 _NEEDED = {"block_table", "enable_gqa", "return_aux", "scale", "seqused_k"}
 
 
 def takes(query: Tensor, keys: Tensor, values: Tensor, blocks: Blocks, scoring: Scoring) -> bool:
-    """Whether :func:`attend` computes this: plain attention, several rows of a sequence.
+    """Whether :func:`attend` can compute this: plain attention, several rows of a sequence.
 
-    Pages out of a window's reach have no slots, but would be read.
+    Sliding windows and gaps are excluded: flash attention would read pages that have no slots.
     """
     return (
         query.is_cuda
@@ -39,7 +39,7 @@ def takes(query: Tensor, keys: Tensor, values: Tensor, blocks: Blocks, scoring: 
 
 
 def attend(query: Tensor, keys: Tensor, values: Tensor, blocks: Blocks, scoring: Scoring) -> Tensor:
-    """See :meth:`~kvkeep.models.attention.Plan.attend`."""
+    """See :meth:`~kvkeep.models.attention.interface.AttentionPlan.attend`."""
     from torch.nn.attention import varlen
 
     ends = blocks.positions[blocks.begins[1:].long() - 1] + 1
@@ -56,7 +56,7 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, blocks: Blocks, scoring:
 
 @cache
 def _works(device: torch.device, dtype: torch.dtype, heads: int, page: tuple[int, ...]) -> bool:
-    """Two sequences in pages out of order, with sinks; ``page`` is tokens, kv_heads, head_dim."""
+    """Try two sequences with scattered pages and sinks; ``page``: tokens, kv_heads, head_dim."""
     if not _NEEDED.issubset(_parameters()):
         return False
     size, generator = page[0], torch.Generator(device).manual_seed(0)
@@ -67,14 +67,14 @@ def _works(device: torch.device, dtype: torch.dtype, heads: int, page: tuple[int
     def ints(*values: Any, dtype: torch.dtype = torch.int32) -> Tensor:
         return torch.tensor(values, device=device, dtype=dtype)
 
-    positions = ints(2 * size - 2, 2 * size - 1, 0, dtype=torch.int64)  # the index is not read
+    positions = ints(2 * size - 2, 2 * size - 1, 0, dtype=torch.int64)  # index: unused
     blocks = Blocks(
         positions, positions, ints((2, 0), (1, 1)), ints(0, 0), ints(0, 2, 3), size, None,
         longest=2, gaps=False, counts=np.array((2, 1)),
     )  # fmt: skip
     query, keys, values = random(3, heads, page[2]), random(3, *page), random(3, *page)
     scoring = Scoring(page[2] ** -0.5, sinks=random(heads))
-    expected = attention_kernel.attend(query, keys, values, blocks, scoring, 1)
+    expected = kernels.attend(query, keys, values, blocks, scoring, 1)
     try:
         found = attend(query, keys, values, blocks, scoring)
     except (RuntimeError, TypeError, ValueError):
