@@ -125,7 +125,7 @@ class KeyStore:
         return self.probe(keys)
 
     def write(self, keys: Sequence[Key], records: Sequence[memoryview]) -> list[bool]:
-        for key in reversed(keys):  # ancestors last, as in touch
+        for key in keys:
             self._keys[key] = None
             self._keys.move_to_end(key)
         while len(self._keys) > self._capacity:
