@@ -23,11 +23,12 @@ from kvkeep.core.policy import EVICTION, Policy
 from kvkeep.engine.config import GIB, EngineConfig
 from kvkeep.engine.sizing import device_slots, host_slots
 from kvkeep.models.state_sizes import read_groups
-from kvkeep.schema import ConfigError, Identity, Schema
+from kvkeep.schema import ConfigError, Identity, Key, Schema
 from kvkeep.sim import plot, run
 from kvkeep.sim.plan import read_plan
-from kvkeep.sim.replay import TIERS, Capacity, Hits, Result, replay
+from kvkeep.sim.replay import TIERS, Capacity, Hits, KeyStore, Result, replay
 from kvkeep.sim.traces import Trace, read_trace, tokens_per_block
+from kvkeep.testing.stores import ROOM, QuotaConformance
 
 DATA = Path(__file__).parent / "data"
 CONFIGS = Path(__file__).parent.parent / "docs" / "configs"
@@ -240,6 +241,21 @@ def test_storage_needs_a_host_to_be_read_into(synthetic: Trace, host: int) -> No
 def test_a_device_of_no_page_is_refused() -> None:
     with pytest.raises(ConfigError, match="the device must hold a page"):
         Capacity(0)
+
+
+class TestKeyStore(QuotaConformance):
+    """It keeps keys, and has no bytes to compare."""
+
+    @pytest.fixture
+    def store(self) -> KeyStore:
+        return KeyStore(1000)
+
+    @pytest.fixture
+    def small(self) -> KeyStore:
+        return KeyStore(ROOM)
+
+    def holds(self, buffer: memoryview, key: Key) -> bool:
+        return True
 
 
 # --- random traces

@@ -18,7 +18,7 @@ from ..core.cache import Cache
 from ..core.policy import Policy
 from ..core.transfer import LOAD, READ, SAVE, WRITE, Ticket, Work
 from ..media.base import NOW, Copy, Mark, Reached
-from ..schema import Component, ConfigError, Group, Identity, Key, Schema, Slots
+from ..schema import Closed, Component, ConfigError, Group, Identity, Key, Schema, Slots
 from .traces import Trace
 
 Ids = NDArray[np.int32]
@@ -110,39 +110,53 @@ class AtOnce:
 
 
 class KeyStore:
-    """A store of so many records that keeps their keys alone, least recently used first."""
+    """A store that keeps the keys of ``capacity`` records, least recently used first, and no bytes.
+
+    It takes records of every group and any size. One thread only, as :class:`AtOnce` runs it.
+    """
 
     def __init__(self, capacity: int) -> None:
         self.faults: Counter[str] = Counter()
         self.evicted = 0
         self._capacity = capacity
         self._keys: OrderedDict[Key, None] = OrderedDict()
+        self._closed = False
 
     def probe(self, keys: Sequence[Key]) -> list[bool]:
-        return [key in self._keys for key in keys]
+        held = self._held()
+        return [key in held for key in keys]
 
     def read(self, keys: Sequence[Key], out: Sequence[memoryview]) -> list[bool]:
         return self.probe(keys)
 
     def write(self, keys: Sequence[Key], records: Sequence[memoryview]) -> list[bool]:
+        held = self._held()
         for key in keys:
-            self._keys[key] = None
-            self._keys.move_to_end(key)
-        while len(self._keys) > self._capacity:
-            self._keys.popitem(last=False)
+            held[key] = None
+            held.move_to_end(key)
+        while len(held) > self._capacity:
+            held.popitem(last=False)
             self.evicted += 1
         return self.probe(keys)
 
     def touch(self, keys: Sequence[Key]) -> None:
+        held = self._held()
         for key in keys:
-            if key in self._keys:
-                self._keys.move_to_end(key)
+            if key in held:
+                held.move_to_end(key)
 
     def delete(self, keys: Sequence[Key]) -> None:
+        held = self._held()
         for key in keys:
-            self._keys.pop(key, None)
+            held.pop(key, None)
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        self._closed = True
+
+    def _held(self) -> OrderedDict[Key, None]:
+        if self._closed:
+            raise Closed("the store is closed")
+        return self._keys
 
 
 def replay(

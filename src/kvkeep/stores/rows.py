@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -12,7 +12,6 @@ from ..schema import Key
 from .record import footer_bytes
 
 MAX_SEQUENCE = 1 << 61
-_VARIABLES = 1000  # of one statement; SQLite's own limit is 32,766
 _LIMIT = 1 << 62  # integers in an intact index are below this
 
 TABLES = """
@@ -108,17 +107,19 @@ def sound(rows: Iterable[tuple[Any, ...]], blob: int = -1) -> list[tuple[Any, ..
     return rows
 
 
-def seek(
-    db: sqlite3.Connection, slab: int, pages: Sequence[bytes]
-) -> Iterator[tuple[bytes, Place]]:
-    """The pages of a slab that have a record, and where: one statement for many of them, which
-    takes a sixth of the time of one each."""
-    for start in range(0, len(pages), _VARIABLES):
-        part = pages[start : start + _VARIABLES]
-        rows = db.execute(
-            "SELECT page, slab, number, sequence FROM slot INDEXED BY slot_page"
-            f" WHERE slab = ? AND state = 1 AND page IN ({', '.join('?' * len(part))})",
-            (slab, *part),
-        )
-        for row in sound(rows, blob=0):
-            yield row[0], Place._make(row[1:])
+def one_row(db: sqlite3.Connection, statement: str, *values: object) -> tuple[int, ...]:
+    """The one row, of integers, that ``statement`` always gives on an intact index."""
+    rows = sound(db.execute(statement, values))
+    if len(rows) != 1:
+        raise sqlite3.DatabaseError("a row is missing")
+    return rows[0]
+
+
+def read_slabs(db: sqlite3.Connection) -> list[SlabRow]:
+    """All slabs of the directory."""
+    rows = db.execute(
+        "SELECT id, fingerprint, body, held,"
+        " coalesce((SELECT max(used) FROM slot WHERE slot.slab = slab.id AND state = 1), 0),"
+        " EXISTS (SELECT 1 FROM owner WHERE owner.slab = slab.id) FROM slab"
+    )
+    return [SlabRow(*row) for row in sound(rows, blob=1)]
