@@ -297,7 +297,7 @@ class TestTheDirectory:
         with pytest.raises(ConfigError, match="does not hold one record"):
             FileStore(tmp_path, {SMALL: 4096}, 8191)
         for group, size in ((SMALL, 0), (SMALL[1:], 4096)):
-            with pytest.raises(ConfigError, match="is no group"):
+            with pytest.raises(ConfigError, match="a fingerprint of 16 bytes"):
                 FileStore(tmp_path, {group: size})
         (tmp_path / "file").touch()
         with pytest.raises(ConfigError, match="choose a directory"):

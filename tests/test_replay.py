@@ -239,7 +239,7 @@ def test_storage_needs_a_host_to_be_read_into(synthetic: Trace, host: int) -> No
 
 
 def test_a_device_of_no_page_is_refused() -> None:
-    with pytest.raises(ConfigError, match="the device must hold a page"):
+    with pytest.raises(ConfigError, match="the device must hold at least one page"):
         Capacity(0)
 
 
@@ -367,8 +367,8 @@ def test_lengths_of_prompts_tell_how_large_blocks_are(
 @pytest.mark.parametrize(
     ("prompts", "message"),
     [
-        ([(3, None)], "say --block-tokens: .*leave open which of 1 to inf"),
-        ([(1, 700)], "say --block-tokens: .*leave open which of 351 to inf"),
+        ([(3, None)], "give --block-tokens: .*allow 1 to inf"),
+        ([(1, 700)], "give --block-tokens: .*allow 351 to inf"),
         ([(3, 96), (3, 960)], "no --block-tokens fits"),
     ],
 )
@@ -548,7 +548,7 @@ def test_snapshots_are_not_planned(name: str) -> None:
         ("--model CONFIG --gib 1 -1 0", "a tier cannot have -1 GiB"),
         ("--model CONFIG --gib nan 0 0", "a tier cannot have nan GiB"),
         ("--model CONFIG --gib inf 0 0", "a tier cannot have inf GiB"),
-        ("--model CONFIG --gib 0 1 0", "the device must hold a page"),
+        ("--model CONFIG --gib 0 1 0", "the device must hold at least one page"),
         ("--model CONFIG --gib 0.05 0 0", "0.05 GiB hold no page: .*device.*0.0625 GiB"),
         ("--model CONFIG --gib 40 0.05 100", "0.05 GiB hold no page: .*host.*0.0625 GiB"),
         ("--model CONFIG --gib 40 0 100", "storage is read into"),

@@ -1,7 +1,7 @@
-"""Replay of a trace on the real cache: its tree, table, tiers and policies, without any bytes.
+"""Replays a trace on the real cache: its tree, table, tiers and policies, without any bytes.
 
-Lanes complete at once, one request runs at a time, and a page is a block of the trace. So the
-figures are exact and the same in every run: they depend on capacities and policies alone.
+Transfers complete at once, one request runs at a time, and a page is a block of the trace. So the
+figures depend on capacities and policies alone, and are the same in every run.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from .traces import Trace
 Ids = NDArray[np.int32]
 
 Hits = NDArray[np.int64]
-"""Pages that one request hit, ``[tiers]``: where each was before."""
+"""``[tiers]``: pages that one request hit, by the highest tier that had them."""
 
 TIERS = ("device", "host", "storage")
 _SCHEMA = Schema(Identity("replay"), 1, (Group("full", (Component("k", (0,), (1,), "U8"),)),))
-_COMPUTED = np.array([-1], dtype=np.int32)  # the one token that a hit always leaves
+_COMPUTED = np.array([-1], dtype=np.int32)  # a last token: a hit never covers the whole prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,24 +39,24 @@ class Capacity:
         ConfigError: the device holds none.
     """
 
-    device: int | None = None  # None: all there are
+    device: int | None = None  # None: every page of the trace
     host: int = 0
     storage: int = 0
 
     def __post_init__(self) -> None:
         if self.device is not None and self.device < 1:
-            raise ConfigError("the device must hold a page at least")
+            raise ConfigError("the device must hold at least one page")
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a replay counted, in pages."""
+    """The counts of a replay, in pages."""
 
     requests: int
     pages: int  # of all requests
     hits: dict[str, int]  # by tier, and "total"
-    evictions: dict[str, int]  # by tier; what goes down a tier is evicted from the upper one
-    moved: dict[str, int]  # by lane: "save" to the host, "load" from it, "write", "read" of storage
+    evictions: dict[str, int]  # by tier; a page that moves down counts for the upper tier
+    moved: dict[str, int]  # by lane: "save" to the host, "load" from it, "write" to storage, "read"
 
     @property
     def ratio(self) -> float:
@@ -64,7 +64,7 @@ class Result:
         return self.hits["total"] / max(1, self.pages)
 
     def __add__(self, other: Result) -> Result:
-        """Both, counted together."""
+        """The sums of both."""
         return Result(
             self.requests + other.requests,
             self.pages + other.pages,
@@ -75,7 +75,7 @@ class Result:
 
 
 class NoBytes:
-    """Media whose copies are no work."""
+    """Media that copy nothing."""
 
     def mark(self) -> Mark:
         return NOW
@@ -94,7 +94,7 @@ class NoBytes:
 
 
 class AtOnce:
-    """A lane that carries out what is submitted before it returns."""
+    """A lane that has done a ticket when ``submit`` returns."""
 
     def __init__(self, name: str, work: Work, report: Callable[[Ticket], None]) -> None:
         self._work, self._report = work, report
@@ -167,30 +167,33 @@ def replay(
 ) -> Result:
     """Serve the requests of ``trace`` in order, one at a time.
 
-    The longest prefix that is there is a hit; it stays where it is, or comes up, while the rest is
-    put in. Of a request longer than the device, the head that fits is served; under write-back,
-    where both tiers hit as one of their size would, the head that fits in both.
+    A request hits its longest resident prefix, which is loaded where the device lacks it, and then
+    commits the rest. If a request is longer than the device, only the head that fits is served.
+    Under write-back, where both tiers hit as one tier of their total size, it is the head that fits
+    both.
 
     Args:
-        policy: what evicts what, and what goes down when.
-        tell: called after each request, with what it hit.
+        policy: the eviction order and the write policy.
+        tell: called after each request, with its hits.
 
     Raises:
-        ConfigError: there is storage, and no host that it could be read into.
+        ConfigError: storage has pages, but the host is too small to read them into.
     """
-    most = trace.distinct + trace.longest + 1  # pages; a tier with more slots does nothing else
+    most = trace.distinct + trace.longest + 1  # pages; more slots change nothing
     device = most if capacity.device is None else min(capacity.device, most)
     host = min(capacity.host, most)
-    policy = replace(policy or Policy(), write_ahead=0.0, prefetch_min_tokens=0)  # no copy costs
+    policy = replace(
+        policy or Policy(), write_ahead=0.0, prefetch_min_tokens=0
+    )  # copies cost nothing
     if capacity.storage and host * policy.prefetch_share < 1:
         least = math.ceil(1 / policy.prefetch_share)
         raise ConfigError(
-            f"storage is read into a share of the host, which must hold {least} pages at least, "
+            f"storage is read into a share of the host, which must hold at least {least} pages, "
             f"not {host}"
         )
-    served, spare = device, 0  # pages that are served at once, and that the host has more of
+    served, spare = device, 0  # pages of a request at most, and host slots beyond its capacity
     if host and policy.write == "write_back":
-        # What is copied at once needs a place for a moment; between requests it is free.
+        # A copy needs its target while its source is still taken; between requests that is free.
         served = max(device, min(trace.longest, device + host))
         spare = min(trace.longest, served)
     store = KeyStore(capacity.storage) if capacity.storage else None
@@ -216,7 +219,7 @@ def replay(
 
 
 def _hits(cache: Cache) -> Hits:
-    """Of all requests so far."""
+    """Hits of all requests so far."""
     return np.array([cache.counts[f"hit_tokens_total{{tier={tier}}}"] for tier in TIERS])
 
 
@@ -226,12 +229,12 @@ def _serve(cache: Cache, blocks: Ids, priority: int) -> None:
     while prefetch and not cache.ready(prefetch):
         cache.tick()
     lease = cache.admit(tokens, prefetch=prefetch, priority=priority)
-    assert lease is not None  # it is alone, and no longer than the device
+    assert lease is not None  # no other request runs, and this one fits the device
     while not lease.ready:
         cache.tick()
     cache.grow(lease, len(blocks))
     cache.commit(lease, blocks)
     cache.release(lease)
     cache.tick()
-    while cache.transfers.pending:  # what lands may set off more
+    while cache.transfers.pending:  # a ticket that lands may start another
         cache.tick()

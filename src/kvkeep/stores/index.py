@@ -1,8 +1,8 @@
 """Which record is in which slot: one SQLite file that several processes share.
 
-It is a hint. A row may claim what the slab does not hold (a torn write, another file), so
-readers verify the record and take a row back that proved wrong; a record without a row is as good
-as absent. Losing the index costs nothing but a scan of the slabs' footers.
+The index is a hint. A row may claim what the slab does not hold (a torn write, another file), so
+readers verify the record and clear a row that proves wrong. A record without a row counts as
+absent. Losing the index costs a scan of the slabs' footers.
 
 A slot's life::
 
@@ -10,11 +10,11 @@ A slot's life::
                  |         |
                  +-> FREE <+ -> HOLE                 release, clear; evict for another slab, delete
 
-Every claim of a slot has a ``sequence`` of its own from the one clock; a publish or a clear names
-the sequence that it means, and is void if the slot has been claimed again meanwhile.
+Every claim of a slot gets a ``sequence`` of its own from the directory's one clock. A publish or a
+clear names the sequence that it means, and does nothing if the slot has been claimed again since.
 
-``synchronous=OFF``: what a killed process wrote is in the page cache and survives it; after a power
-failure the index may be damaged, which is found and costs the scan. Nothing waits for the disk.
+``synchronous=OFF``: no transaction waits for the disk. The page cache keeps what a killed process
+wrote. A power failure may damage the index; the next call finds that and rebuilds it.
 """
 
 from __future__ import annotations
@@ -43,19 +43,19 @@ from .rows import (
 )
 
 BUSY_SECONDS = 10.0
-"""How long to wait for another process, which holds the index for milliseconds."""
+"""How long to wait for another process, whose transactions take milliseconds."""
 
 
 class Index:
-    """The rows. Not thread-safe: the store calls it under its lock; processes exclude each other.
+    """The rows. Not thread-safe: the catalog calls it under its lock. Processes exclude each other.
 
     Args:
-        path: the SQLite file, or None for one in memory.
-        found: None opens an existing index; otherwise a new one is made of these slots. Of two
-            records of one page the older one is dropped.
+        path: the SQLite file, or None for an index in memory.
+        found: None to open an existing index; else the slots to make a new one of. Of two records
+            of one page the newer one counts.
 
     Raises:
-        IndexFault: from any method: it is damaged, locked for long, or the disk is full.
+        IndexFault: from any method: the index is damaged or locked for long, or the disk is full.
     """
 
     def __init__(self, path: Path | None, found: Iterable[Found] | None = None) -> None:
@@ -74,7 +74,9 @@ class Index:
         try:
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute("PRAGMA synchronous=OFF")
-            self._db.execute("PRAGMA wal_autocheckpoint=256")  # pages, 1 MiB: a disk may be full
+            self._db.execute(
+                "PRAGMA wal_autocheckpoint=256"
+            )  # pages, 1 MiB: a small log, as a disk may be full
             if found is not None:
                 self._fill(found)
             self._tick(0)  # fails here, not later, if this is no index
@@ -85,7 +87,7 @@ class Index:
             raise
 
     def current(self) -> bool:
-        """Is it open, and does the path still name its file?"""
+        """Whether the index is open and its path still names its file."""
         try:
             same = self._stat is None or os.path.samestat(self._stat, os.stat(str(self._path)))
         except OSError:
@@ -97,10 +99,10 @@ class Index:
         self._open = False
         self._db.close()
 
-    # -- who is here
+    # -- owners
 
     def register(self, owner: str, sizes: Mapping[bytes, int]) -> None:
-        """``owner`` has the slabs of ``sizes`` (fingerprint -> body bytes) open."""
+        """Record that ``owner`` has the slabs of ``sizes`` (fingerprint -> body bytes) open."""
         with self._transaction():
             for name in sizes.items():
                 self._db.execute(
@@ -135,9 +137,7 @@ class Index:
     # -- records
 
     def find(self, keys: Iterable[Key]) -> dict[Key, Place]:
-        """Where each record should be that is here. Keys of registered groups only.
-
-        A row is looked up once, until somebody changes it: a look takes longer than the rest."""
+        """The place of each record that the index has. Keys of registered groups only."""
         self._places.refresh()
         wanted: dict[bytes, list[Key]] = defaultdict(list)
         for key in keys:
@@ -149,12 +149,10 @@ class Index:
         return found
 
     def allocate(self, keys: Sequence[Key], limit: int | None, owner: str, punch: Punch) -> Grant:
-        """Claim slots for the keys that are not present; stamp those that are.
+        """Claim slots for the keys that are absent; stamp those that are present as used.
 
-        Slots come from this slab's free ones, from growth while all slabs together hold less than
-        ``limit`` bytes (None: no limit), and then from the least recently used records: first of
-        slabs that nobody has open, the longest unused slab first, then of all others. If there is
-        not room for all keys, the last ones get it.
+        :mod:`~kvkeep.stores.room` says where slots come from. If ``limit`` bytes (None: no limit)
+        do not hold all keys, the last ones get slots, whatever their groups.
         """
         order = {key: i for i, key in enumerate(keys)}
         grant = Grant()
@@ -174,7 +172,7 @@ class Index:
                     Place(slab.id, number, stamp + order[key])
                     for key, number in zip(wanted, numbers, strict=True)
                 ]
-                self._db.executemany(  # before the next slab looks for victims
+                self._db.executemany(  # now, so that the next slab does not take them
                     "INSERT INTO slot VALUES (?, ?, 2, NULL, ?, ?, ?) ON CONFLICT DO UPDATE SET"
                     " (state, page, sequence, used, owner)"
                     " = (2, NULL, excluded.sequence, excluded.used, excluded.owner)",
@@ -186,11 +184,13 @@ class Index:
     def publish(
         self, landed: Mapping[Key, Place], abandoned: Iterable[Place], punch: Punch
     ) -> set[Key]:
-        """Make written records findable; give abandoned slots back.
+        """Let reads find the records that landed, and return the bytes of abandoned slots.
+
+        Free the slot of a record that another process published first. Leave alone a slot that was
+        claimed again.
 
         Returns:
-            The landed keys that are present now, be it because another process was faster. A slot
-            that is not needed for that is freed, one that was claimed again is left alone.
+            The landed keys that are present now, whichever process wrote them.
         """
         with self._transaction():
             published = self._db.executemany(
@@ -199,7 +199,9 @@ class Index:
                 ((key.page, *place) for key, place in landed.items()),
             )
             present = set(landed)
-            if published.rowcount != len(landed):  # others were faster, or claimed a slot again
+            if published.rowcount != len(
+                landed
+            ):  # another process was faster, or claimed a slot again
                 found = self.find(landed)
                 present &= found.keys()
                 for key, place in landed.items():
@@ -212,10 +214,10 @@ class Index:
             return present
 
     def clear(self, places: Mapping[Key, Place]) -> set[Key]:
-        """Take back rows whose record proved bad, unless they have changed since: compare, delete.
+        """Clear the rows of records that proved bad, unless a row has changed since it was read.
 
         Returns:
-            The keys whose rows were unchanged. For the others the reader lost a race to a writer.
+            The keys whose rows were cleared. For the others, a writer was faster than the reader.
         """
         with self._transaction():
             cleared = {key for key, place in places.items() if self._clear(key, place)}
@@ -229,7 +231,7 @@ class Index:
             self._stamp(enumerate(keys, start=self._tick(len(keys))))
 
     def delete(self, keys: Iterable[Key], punch: Punch) -> None:
-        """Forget records and give their bytes back."""
+        """Forget records and return their bytes to the file system."""
         with self._transaction():
             slabs = {slab.id: slab for slab in self.slabs()}
             for key, place in self.find(keys).items():
@@ -237,10 +239,10 @@ class Index:
                     self._clear(key, place)
 
     def shrink(self, limit: int, punch: Punch) -> int:
-        """Give back the least recently used bytes until ``limit`` are held.
+        """Drop the least recently used records until all slots hold ``limit`` bytes.
 
         Returns:
-            Bytes given back; fewer than asked for if the file system cannot punch holes.
+            Bytes returned to the file system; fewer than needed if it cannot punch holes.
         """
         freed = 0
         with self._transaction():
@@ -303,7 +305,7 @@ class Index:
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
-        """All or nothing, and no other process writes meanwhile."""
+        """Commit all of the block or nothing. No other process writes meanwhile."""
         self._db.execute("BEGIN IMMEDIATE")
         try:
             yield

@@ -54,9 +54,14 @@ class Room:
     def take(
         self, slab: SlabRow, count: int, limit: int | None, stamp: int, punch: Punch
     ) -> list[int]:
-        """Up to ``count`` slots of ``slab`` that may be claimed."""
+        """Up to ``count`` slots of ``slab`` to claim, with the records in them dropped.
+
+        Args:
+            limit: bytes that all slabs may hold; None: no limit.
+            stamp: records stamped at or after it are not recycled.
+        """
         taken = self._numbers(slab, State.FREE, count)
-        self._db.executemany(  # so that they are no victims
+        self._db.executemany(  # so that they are not recycled below
             "UPDATE slot SET state = 2 WHERE slab = ? AND number = ?", ((slab.id, n) for n in taken)
         )
         grown = 0
@@ -86,10 +91,10 @@ class Room:
         return taken
 
     def victims(self, stamp: int, need: int) -> Iterator[tuple[SlabRow, int, bytes]]:
-        """Slots that may be recycled, and what page each holds (empty: none), the first to go
-        first: at least ``need`` bytes if there are.
+        """Slots to recycle, each with its slab and its page (empty: none), the next to go first.
 
-        Nothing stamped at or after ``stamp`` is among them.
+        They make up at least ``need`` bytes if there are as many that were last used before
+        ``stamp``.
         """
         ranked = []
         for slab in read_slabs(self._db):
@@ -109,8 +114,9 @@ class Room:
         return [number for (number,) in sound(rows)]
 
     def evict(self, slab: SlabRow, number: int, page: bytes, punch: Punch) -> bool:
-        """Drop a slot's bytes, and the record of ``page`` (empty: none) with them; False: all stays
-        as it was."""
+        """Return a slot's bytes to the file system, and drop the record of ``page`` (empty: none).
+
+        False: the file system cannot punch holes, and nothing has changed."""
         if not punch(slab, number):
             return False
         self._places.forget(slab.id, page)
