@@ -16,17 +16,8 @@ from kvkeep.stores.directory import Directory
 from kvkeep.stores.file import FileStore
 from kvkeep.stores.index import Index
 from kvkeep.stores.rows import Found, SlabRow
-from kvkeep.testing.stores import (
-    LARGE,
-    ROOM,
-    SIZES,
-    SMALL,
-    QuotaConformance,
-    StoreConformance,
-    key,
-    read,
-    write,
-)
+from kvkeep.testing.quota import ROOM, QuotaConformance
+from kvkeep.testing.stores import LARGE, SIZES, SMALL, StoreConformance, key, read, write
 from kvkeep.testing.wrappers import Faults, FaultyStore, ThrottledStore
 
 SMALL_SLOT, LARGE_SLOT = 8192, 16384

@@ -28,7 +28,7 @@ from kvkeep.sim import plot, run
 from kvkeep.sim.plan import read_plan
 from kvkeep.sim.replay import TIERS, Capacity, Hits, KeyStore, Result, replay
 from kvkeep.sim.traces import Trace, read_trace, tokens_per_block
-from kvkeep.testing.stores import ROOM, QuotaConformance
+from kvkeep.testing.quota import ROOM, QuotaConformance
 
 DATA = Path(__file__).parent / "data"
 CONFIGS = Path(__file__).parent.parent / "docs" / "configs"

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from kvkeep.testing import stores
-from kvkeep.testing.stores import ROOM, SIZES
+from kvkeep.testing.quota import ROOM
+from kvkeep.testing.stores import SIZES
 
 _, _, _after = (stores.__doc__ or "").partition("run ``pytest``::\n")
 _example, _, _ = _after.partition("\nA test double")

@@ -2,7 +2,7 @@
 
 Nothing is synced to disk on the way. A write claims slots in the index, writes bodies and footers,
 and then publishes the rows; whatever a crash leaves, a reader verifies the record. This is what a
-crash may leave behind, and who clears it away:
+crash may leave behind, and what clears it away:
 
 ==========================  ==========================  ============================================
 crash                       leaves                      cleared by
@@ -10,7 +10,7 @@ crash                       leaves                      cleared by
 killed before the claim     nothing                     SQLite, which rolls back
 killed between claim and    a slot that is ``WRITING``  the next process to open the directory, or
 publish                     and has no page             a writer that finds no room: ``heal``
-killed after the publish    the record, readable        nobody: it is whole
+killed after the publish    the record, whole           nothing: it stays
 killed while it gives       a row whose slot is a hole  the next read: ``empty``, the row is cleared
 bytes back
 killed while it rebuilds    ``index-*.new``             the next process, which rebuilds the index

@@ -1,10 +1,8 @@
 '''The rules of a :class:`~kvkeep.stores.base.Store` as pytest suites, for authors of backends.
 
-==========================  =====================================================================
-:class:`KeyConformance`     what every store promises of keys; all of it where none keeps bytes
-:class:`StoreConformance`   that, and what every store promises of bytes: sizes, damage, groups
-:class:`QuotaConformance`   which records stay when there is not room for all
-==========================  =====================================================================
+- :class:`KeyConformance`: what every store promises of keys.
+- :class:`StoreConformance`: that, and what every store promises of bytes: sizes, damage, groups.
+- :class:`~kvkeep.testing.quota.QuotaConformance`: which records stay when not all have room.
 
 A backend subclasses the suites that apply and gives each its fixture. This is a whole one; save it
 as ``test_memory_store.py`` and run ``pytest``::
@@ -15,7 +13,8 @@ as ``test_memory_store.py`` and run ``pytest``::
     import pytest
     from kvkeep.schema import Closed, ConfigError
     from kvkeep.stores.record import Verdict, seal, verify
-    from kvkeep.testing.stores import ROOM, SIZES, QuotaConformance, StoreConformance
+    from kvkeep.testing.quota import ROOM, QuotaConformance
+    from kvkeep.testing.stores import SIZES, StoreConformance
 
 
     class MemoryStore:
@@ -119,8 +118,6 @@ from ..stores.base import Store
 SMALL, LARGE = b"small group 16 b", b"large group 16 b"
 SIZES: Mapping[bytes, int] = {SMALL: 4096, LARGE: 12288}
 """Group fingerprint -> body bytes."""
-ROOM = 16
-"""Records of the group ``SMALL`` that the ``small`` store of :class:`QuotaConformance` holds."""
 
 
 def key(number: int, group: bytes = SMALL) -> Key:
@@ -359,82 +356,6 @@ class StoreConformance(KeyConformance):
         with pytest.raises(ConfigError):
             store.write([key(1)], [memoryview(bytes(8192))])
         assert self.read(store, [key(1)]) == [False]
-
-
-class QuotaConformance(KeyConformance):
-    """Which records stay when there is not room for all: the newest."""
-
-    @pytest.fixture
-    def small(self) -> Store:
-        """A store that is open, empty, for the groups of ``SIZES``, with room for exactly
-        :data:`ROOM` records of the group ``SMALL``, and for some of ``LARGE`` instead."""
-        raise NotImplementedError
-
-    def kept(self, store: Store, numbers: Sequence[int]) -> list[int]:
-        """Those pages of ``numbers`` whose ``SMALL`` record the store has."""
-        hits = self.read(store, [key(n) for n in numbers])
-        assert store.probe([key(n) for n in numbers]) == hits
-        return [n for n, hit in zip(numbers, hits, strict=True) if hit]
-
-    def fill(self, store: Store) -> list[int]:
-        """Write pages 0 to ``ROOM - 1`` in one call, 0 as the newest; return them, oldest first."""
-        numbers = list(range(ROOM))[::-1]
-        assert all(self.write(store, [key(n) for n in numbers]))
-        return numbers
-
-    def test_the_last_key_of_a_write_is_the_newest(self, small: Store) -> None:
-        oldest = self.fill(small)
-        assert all(self.write(small, [key(100), key(101)]))
-        assert self.kept(small, [*oldest, 100, 101]) == [*oldest[2:], 100, 101]
-
-    def test_writing_a_record_that_is_there_makes_it_the_newest(self, small: Store) -> None:
-        oldest = self.fill(small)
-        assert all(self.write(small, [key(oldest[1]), key(oldest[0])]))
-        assert all(self.write(small, [key(n) for n in range(100, 99 + ROOM)]))
-        assert self.kept(small, oldest) == oldest[:1]
-
-    def test_touched_records_are_recycled_last(self, small: Store) -> None:
-        oldest = self.fill(small)
-        small.touch([key(oldest[0])])
-        assert all(self.write(small, [key(100), key(101)]))
-        assert self.kept(small, oldest) == [oldest[0], *oldest[3:]]
-
-    def test_the_last_key_of_a_touch_is_the_newest(self, small: Store) -> None:
-        oldest = self.fill(small)
-        small.touch([key(n) for n in reversed(oldest)])
-        assert all(self.write(small, [key(100), key(101)]))
-        assert self.kept(small, oldest) == oldest[:-2]
-
-    def test_touching_what_is_absent_takes_no_room(self, small: Store) -> None:
-        oldest = self.fill(small)
-        small.touch([key(n) for n in range(100, 100 + ROOM)])
-        assert self.kept(small, [*oldest, *range(100, 100 + ROOM)]) == oldest
-
-    def test_a_deleted_record_leaves_its_room(self, small: Store) -> None:
-        oldest = self.fill(small)
-        small.delete([key(oldest[5]), key(oldest[9])])
-        assert all(self.write(small, [key(100), key(101)]))
-        assert self.kept(small, oldest) == [n for n in oldest if n not in (oldest[5], oldest[9])]
-
-    def test_the_last_keys_of_a_write_get_what_room_there_is(self, small: Store) -> None:
-        for first in (0, 100):  # into an empty store, and over what is there
-            numbers = list(range(first, first + ROOM + 4))
-            stored = self.write(small, [key(n) for n in numbers])
-            assert stored == [False] * 4 + [True] * ROOM
-            assert self.kept(small, numbers) == numbers[4:]
-
-    def test_the_last_keys_get_it_whatever_their_groups(self, small: Store) -> None:
-        """Else one group would be there whole, and not one page with all of its groups."""
-        keys = [key(n, group) for n in range(ROOM + 4) for group in SIZES]
-        stored = self.write(small, keys)
-        assert stored == sorted(stored)
-        assert stored[-2:] == [True, True]
-        assert self.read(small, keys) == stored
-
-    def test_a_write_answers_what_a_read_finds(self, small: Store) -> None:
-        for numbers in ([*range(ROOM), 0], [3, *range(50, 50 + ROOM)], [7, 7, *range(90, 130), 7]):
-            keys = [key(n) for n in numbers]
-            assert self.write(small, keys) == self.read(small, keys)
 
 
 class Machine(RuleBasedStateMachine):
