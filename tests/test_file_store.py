@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator
@@ -10,35 +11,72 @@ from pathlib import Path
 import pytest
 
 from kvkeep.schema import ConfigError, Key
+from kvkeep.stores.base import Store
 from kvkeep.stores.directory import Directory
 from kvkeep.stores.file import FileStore
 from kvkeep.stores.index import Index
 from kvkeep.stores.rows import Found, SlabRow
+from kvkeep.testing.quota import ROOM, QuotaConformance
 from kvkeep.testing.stores import LARGE, SIZES, SMALL, StoreConformance, key, read, write
+from kvkeep.testing.wrappers import Faults, FaultyStore, ThrottledStore
 
 SMALL_SLOT, LARGE_SLOT = 8192, 16384
 
 Open = Callable[..., FileStore]
 
 
-class TestFileStore(StoreConformance):
+class FileStoreConformance(StoreConformance):
     @pytest.fixture
-    def store(self, tmp_path: Path) -> FileStore:
-        return FileStore(tmp_path, SIZES, 4 << 20)
+    def directory(self, tmp_path: Path) -> Path:
+        self.directory_of_store = tmp_path / "made" / "for it"
+        return self.directory_of_store
+
+    def damage(self, store: Store) -> None:
+        for file in self.directory_of_store.glob("*.slab"):
+            raw = bytearray(file.read_bytes())
+            for at in range(0, len(raw), 4096):  # some block of each record; zeros are none
+                raw[at] ^= bool(any(raw[at : at + 4096]))
+            file.write_bytes(raw)
 
 
-class TestFileStoreWithoutAQuota(StoreConformance):
+class TestFileStore(FileStoreConformance, QuotaConformance):
     @pytest.fixture
-    def store(self, tmp_path: Path) -> FileStore:
-        return FileStore(tmp_path / "made" / "for it", SIZES)
+    def store(self, directory: Path) -> FileStore:
+        return FileStore(directory, SIZES, 4 << 20)
+
+    @pytest.fixture
+    def small(self, directory: Path) -> FileStore:
+        return FileStore(directory, SIZES, ROOM * SMALL_SLOT)
 
 
-class TestFileStoreOfFewSlots(StoreConformance):
+class TestFileStoreWithoutAQuota(FileStoreConformance):
+    @pytest.fixture
+    def store(self, directory: Path) -> FileStore:
+        return FileStore(directory, SIZES)
+
+
+class TestFileStoreOfFewSlots(FileStoreConformance):
     lossy = True
 
     @pytest.fixture
-    def store(self, tmp_path: Path) -> FileStore:
-        return FileStore(tmp_path, SIZES, 5 * LARGE_SLOT)
+    def store(self, directory: Path) -> FileStore:
+        return FileStore(directory, SIZES, 5 * LARGE_SLOT)
+
+
+class TestWrappers(TestFileStore):
+    """Wrappers that add nothing pass what the store inside passes."""
+
+    test_against_a_perfect_one = None  # as slow as without wrappers, which keep no records
+
+    @pytest.fixture
+    def store(self, directory: Path) -> Store:
+        inner = FileStore(directory, SIZES, 4 << 20)
+        return FaultyStore(ThrottledStore(inner, math.inf), Faults())
+
+    @pytest.fixture
+    def small(self, directory: Path) -> Store:
+        inner = FileStore(directory, SIZES, ROOM * SMALL_SLOT)
+        return FaultyStore(ThrottledStore(inner, math.inf), Faults())
 
 
 @pytest.fixture
@@ -250,7 +288,7 @@ class TestTheDirectory:
         with pytest.raises(ConfigError, match="does not hold one record"):
             FileStore(tmp_path, {SMALL: 4096}, 8191)
         for group, size in ((SMALL, 0), (SMALL[1:], 4096)):
-            with pytest.raises(ConfigError, match="is no group"):
+            with pytest.raises(ConfigError, match="a fingerprint of 16 bytes"):
                 FileStore(tmp_path, {group: size})
         (tmp_path / "file").touch()
         with pytest.raises(ConfigError, match="choose a directory"):

@@ -75,12 +75,12 @@ def test_what_was_taken_back_is_forgotten(tmp_path: Path) -> None:
 
 
 def test_it_does_not_remember_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvkeep.stores.index.MOST_SEEN", 3)
+    monkeypatch.setattr("kvkeep.stores.places.MOST_SEEN", 3)
     index = Index(tmp_path / "index", ())
     index.register("me", SIZES)
     index.publish(index.allocate(KEYS[:8], None, "me", punched).claims, [], punched)
     for _ in range(3):
         assert index.find(KEYS[:4]).keys() == {*KEYS[:4]}
         assert index.find(KEYS[4:8]).keys() == {*KEYS[4:8]}
-        assert sum(map(len, index._seen.values())) <= 3 + 4
+        assert sum(map(len, index._places._seen.values())) <= 3 + 4
     index.close()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import lzma
 import random
 import sys
+from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,11 +23,12 @@ from kvkeep.core.policy import EVICTION, Policy
 from kvkeep.engine.config import GIB, EngineConfig
 from kvkeep.engine.sizing import device_slots, host_slots
 from kvkeep.models.state_sizes import read_groups
-from kvkeep.schema import ConfigError, Identity, Schema
+from kvkeep.schema import ConfigError, Identity, Key, Schema
 from kvkeep.sim import plot, run
 from kvkeep.sim.plan import read_plan
-from kvkeep.sim.replay import TIERS, Capacity, Hits, Result, replay
+from kvkeep.sim.replay import TIERS, Capacity, Hits, KeyStore, Result, replay
 from kvkeep.sim.traces import Trace, read_trace, tokens_per_block
+from kvkeep.testing.quota import ROOM, QuotaConformance
 
 DATA = Path(__file__).parent / "data"
 CONFIGS = Path(__file__).parent.parent / "docs" / "configs"
@@ -126,6 +129,72 @@ def test_storage_evicts_too(synthetic: Trace) -> None:
     assert result.hits["total"] < 1084
 
 
+def nested_lru(trace: Trace, *capacities: int) -> tuple[list[int], list[int]]:
+    """Hits and evictions by tier, of three plain LRU caches under write-through.
+
+    A request hits its longest prefix that is in any tier, each page in the highest one. Then every
+    tier gets the whole request and keeps the newest pages that it has room for. Memory stamps a
+    request once, its head last. Storage is touched for the hit before it is given the rest, each
+    with its head last."""
+    tiers: list[OrderedDict[int, None]] = [OrderedDict() for _ in capacities]
+    hits, evictions = [0] * len(tiers), [0] * len(tiers)
+    for blocks in trace:
+        path = blocks.tolist()
+        places = (next((i for i, tier in enumerate(tiers) if page in tier), None) for page in path)
+        found = list(itertools.takewhile(lambda tier: tier is not None, places))
+        for i in range(len(tiers)):
+            hits[i] += found.count(i)
+        hit, rest = path[: len(found)][::-1], path[len(found) :][::-1]
+        for i, (tier, capacity) in enumerate(zip(tiers, capacities, strict=True)):
+            for page in (*hit, *rest) if TIERS[i] == "storage" else (*rest, *hit):
+                tier[page] = None
+                tier.move_to_end(page)
+            while len(tier) > capacity:
+                tier.popitem(last=False)
+                evictions[i] += 1
+    return hits, evictions
+
+
+def counted(result: Result) -> tuple[list[int], list[int]]:
+    """Hits and evictions by tier, as :func:`nested_lru` returns them."""
+    return [result.hits[tier] for tier in TIERS], [result.evictions[tier] for tier in TIERS]
+
+
+@pytest.mark.parametrize(
+    ("name", "capacities", "total"),
+    [
+        ("conversation", (1000, 2000, 4000), 5027),
+        ("conversation", (1000, 2000, 8000), 9806),
+        ("synthetic", (300, 600, 5000), 597),
+        ("synthetic", (300, 600, 1000), 145),
+    ],
+)
+def test_three_tiers_hit_as_three_nested_lru_caches(
+    request: pytest.FixtureRequest, name: str, capacities: tuple[int, int, int], total: int
+) -> None:
+    trace: Trace = request.getfixturevalue(name)
+    result = replay(trace, Capacity(*capacities))
+    assert counted(result) == nested_lru(trace, *capacities)
+    assert result.hits["total"] == total
+
+
+def test_random_traces_in_three_tiers(tmp_path: Path) -> None:
+    """Prompts have at most 12 pages: each fits the device, the share of the host that storage is
+    read into, and what storage holds more than the host."""
+    rng = random.Random(9)
+    for _ in range(8):
+        trace = read_trace([write(tmp_path / "t.jsonl", tree_walks(rng, 120))])
+        for capacities in ((12, 24, 36), (14, 30, 60)):
+            assert counted(replay(trace, Capacity(*capacities))) == nested_lru(trace, *capacities)
+
+
+def test_storage_with_room_for_half_a_prompt_keeps_its_head(tmp_path: Path) -> None:
+    first, second, third = (list(range(start, start + 6)) for start in (0, 10, 20))
+    trace = read_trace([write(tmp_path / "t.jsonl", [first, second, third, first])])
+    result = replay(trace, Capacity(6, 12, 15))
+    assert result.hits == {"device": 0, "host": 0, "storage": 3, "total": 3}
+
+
 def test_selective_saves_what_is_hit_often(coding: Trace) -> None:
     few = replay(coding, Capacity(2000, 4000), Policy(write="write_through_selective"))
     all_of_it = replay(coding, Capacity(2000, 4000))
@@ -170,8 +239,23 @@ def test_storage_needs_a_host_to_be_read_into(synthetic: Trace, host: int) -> No
 
 
 def test_a_device_of_no_page_is_refused() -> None:
-    with pytest.raises(ConfigError, match="the device must hold a page"):
+    with pytest.raises(ConfigError, match="the device must hold at least one page"):
         Capacity(0)
+
+
+class TestKeyStore(QuotaConformance):
+    """It keeps keys, and has no bytes to compare."""
+
+    @pytest.fixture
+    def store(self) -> KeyStore:
+        return KeyStore(1000)
+
+    @pytest.fixture
+    def small(self) -> KeyStore:
+        return KeyStore(ROOM)
+
+    def holds(self, buffer: memoryview, key: Key) -> bool:
+        return True
 
 
 # --- random traces
@@ -283,8 +367,8 @@ def test_lengths_of_prompts_tell_how_large_blocks_are(
 @pytest.mark.parametrize(
     ("prompts", "message"),
     [
-        ([(3, None)], "say --block-tokens: .*leave open which of 1 to inf"),
-        ([(1, 700)], "say --block-tokens: .*leave open which of 351 to inf"),
+        ([(3, None)], "give --block-tokens: .*allow 1 to inf"),
+        ([(1, 700)], "give --block-tokens: .*allow 351 to inf"),
         ([(3, 96), (3, 960)], "no --block-tokens fits"),
     ],
 )
@@ -464,7 +548,7 @@ def test_snapshots_are_not_planned(name: str) -> None:
         ("--model CONFIG --gib 1 -1 0", "a tier cannot have -1 GiB"),
         ("--model CONFIG --gib nan 0 0", "a tier cannot have nan GiB"),
         ("--model CONFIG --gib inf 0 0", "a tier cannot have inf GiB"),
-        ("--model CONFIG --gib 0 1 0", "the device must hold a page"),
+        ("--model CONFIG --gib 0 1 0", "the device must hold at least one page"),
         ("--model CONFIG --gib 0.05 0 0", "0.05 GiB hold no page: .*device.*0.0625 GiB"),
         ("--model CONFIG --gib 40 0.05 100", "0.05 GiB hold no page: .*host.*0.0625 GiB"),
         ("--model CONFIG --gib 40 0 100", "storage is read into"),

@@ -1,4 +1,4 @@
-"""Charts. matplotlib is an extra: ``pip install 'kvkeep[plot]'``."""
+"""Charts with matplotlib, an optional dependency: ``pip install 'kvkeep[plot]'``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,11 @@ from .schema import ConfigError
 
 
 def need_matplotlib() -> None:
-    """Raise ConfigError, before any work is done, unless it is installed."""
+    """Check before any work that matplotlib is installed.
+
+    Raises:
+        ConfigError: it is not.
+    """
     try:
         import matplotlib  # noqa: F401
     except ImportError:
@@ -20,13 +24,15 @@ def need_matplotlib() -> None:
 
 @contextmanager
 def chart(file: Path, width: float = 7, height: float = 4.5) -> Iterator[Any]:
-    """Axes to draw on, of so many inches; they are written when the block ends.
+    """Axes to draw on; leaving the block writes them to ``file``.
 
     Args:
-        file: where to; its suffix says the format (.svg, .png, .pdf).
+        file: its suffix chooses the format (.svg, .png, .pdf).
+        width: of the figure, in inches.
+        height: of the figure, in inches.
 
     Raises:
-        ConfigError: the format is not known, or the file cannot be written.
+        ConfigError: the format is unknown, or the file cannot be written.
     """
     from matplotlib.figure import Figure  # without pyplot: no display, nothing global
 

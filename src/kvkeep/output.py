@@ -1,4 +1,4 @@
-"""Files that figures go to."""
+"""Files for the figures of a command."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from .schema import ConfigError
 
 
 def writable(path: Path) -> Path:
-    """``path`` itself, if a file can be written there: to ask before any work is done.
+    """Check before any work that a file can be written at ``path``; return ``path``.
 
     Raises:
-        ConfigError: it cannot; the message says why.
+        ConfigError: no file can be written there; the message says why.
     """
     try:
         if not path.parent.is_dir():
@@ -30,7 +30,7 @@ def writable(path: Path) -> Path:
 
 
 def write_json(path: Path, value: object) -> None:
-    """Write ``value`` with indents and a last newline.
+    """Write ``value`` as indented JSON with a final newline.
 
     Raises:
         ConfigError: the file cannot be written.

@@ -1226,7 +1226,7 @@ MUTANTS = [
     Mutant(
         "a place is remembered while others write",
         "storage is asked for records that another process has replaced",
-        "stores/index.py",
+        "stores/places.py",
         "if version != self._version or sum",
         "if sum",
         killer="../test_index.py: remembered_as_a_stranger",
@@ -1234,8 +1234,8 @@ MUTANTS = [
     Mutant(
         "a place outlives its record",
         "storage is asked for records that this process has recycled",
-        "stores/index.py",
-        "                    self._forget(slab.id, page)\n",
+        "stores/room.py",
+        "                    self._places.forget(slab.id, page)\n",
         "",
         killer="../test_index.py: remembered_as_a_stranger",
     ),
@@ -1243,7 +1243,7 @@ MUTANTS = [
         "a place outlives its transaction",
         "storage is asked for records that were never published",
         "stores/index.py",
-        "            self._seen.clear()  # some of it in this transaction\n",
+        "            self._places.forget_all()  # some of it in this transaction\n",
         "",
         killer="../test_index.py: taken_back_is_forgotten",
     ),
@@ -1315,6 +1315,14 @@ MUTANTS = [
         "store.write(keys[::-1], bodies[::-1])[::-1]",
         "store.write(keys[::-1], bodies[::-1])",
         killer="test_transfer.py: ancestors_are_written_last",
+    ),
+    Mutant(
+        "each group of a call takes what room it can",
+        "storage has one group of many pages, and no page with all of its groups",
+        "stores/room.py",
+        "        return sum(need <= room for need in needs)\n",
+        "        return len(wanted)\n",
+        killer="../test_file_store.py: whatever_their_groups and not Wrappers",
     ),
     Mutant(
         "a closed index is damaged",

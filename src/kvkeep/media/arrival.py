@@ -1,4 +1,4 @@
-"""How far a load has come: who needs its first layers need not wait for the last."""
+"""Progress of one load: a step that needs its first layers does not wait for the last."""
 
 from __future__ import annotations
 
@@ -10,39 +10,40 @@ from .base import Mark
 
 
 class Arrival:
-    """One load on its way to the device. A lane's thread reports, a reader's thread waits."""
+    """One load on its way to the device. The lane's thread reports; readers' threads wait."""
 
     def __init__(self) -> None:
         self._change = threading.Condition()
-        self._layers: list[int] = []  # what layers up to this one need is there ...
+        self._layers: list[int] = []  # ascending: the state of layers up to this one is there ...
         self._marks: list[Mark] = []  # ... after this mark
         self._landed = self._failed = False
 
     def reach(self, layer: int, mark: Mark) -> None:
-        """All that layers up to ``layer`` need is there after ``mark``."""
+        """Report that the state of all layers up to ``layer`` is there after ``mark``."""
         with self._change:
             self._layers.append(layer)
             self._marks.append(mark)
             self._change.notify_all()
 
     def land(self) -> None:
-        """All of it is there, and nothing can happen to it any more."""
+        """Report that all of it is on the device."""
         with self._change:
             self._landed = True
             self._change.notify_all()
 
     def fail(self) -> None:
-        """No more will come."""
+        """Report that the load failed: every wait raises from now on."""
         with self._change:
             self._failed = True
             self._change.notify_all()
 
     def wait(self, layer: int | None = None) -> None:
-        """Until what the calling thread tells the device sees all that layers up to ``layer``
-        need; None: until all has landed.
+        """Order this thread's later device commands after the state of layers up to ``layer``.
+
+        Blocks until the lane has reported that layer. None: block until all has landed.
 
         Raises:
-            LoadFailed: it will not.
+            LoadFailed: the load failed.
         """
         with self._change:
             self._change.wait_for(lambda: self._landed or self._failed or self._covers(layer))

@@ -1,4 +1,4 @@
-"""What media are to those who move bytes. No tensors here."""
+"""The interface of media to the code that moves bytes. No tensors here."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ from typing import NamedTuple, Protocol
 from ..schema import Slots
 
 LAYOUTS = ("page_first", "layer_first", "page_first_direct")
-"""Of host arenas; the last is SGLang's name of the first where a copy engine moves it."""
+"""Layouts of host arenas. ``page_first_direct`` is SGLang's name for ``page_first`` where a copy
+engine moves the bytes."""
 
 BACKENDS = ("direct", "kernel")
-"""What moves bytes between device and host: plain copies, or one kernel for all pages and groups of
-a transfer, launched for each layer of a load."""
+"""Backends that copy between device and host. ``direct``: plain copies. ``kernel``: one launch for
+all pages and groups of a transfer, or one for each layer of a load."""
 
 
 class Copy(NamedTuple):
-    """Pages of one group to move from slots of one medium to slots of the other."""
+    """Pages of one group to copy from slots of one medium to slots of the other."""
 
     group: int  # index in the schema
     source: Slots
@@ -24,13 +25,13 @@ class Copy(NamedTuple):
 
 
 class Mark(Protocol):
-    """A point in what a device is told to do."""
+    """A point in the command queue of a device, such as a CUDA event."""
 
     def wait(self) -> None:
-        """What the calling thread tells the device from now on is done after it."""
+        """Order this thread's later device commands after the mark. Does not block the thread."""
 
     def synchronize(self) -> None:
-        """Return when the device has come to it."""
+        """Block until the device has reached the mark."""
 
 
 class _Now:
@@ -39,22 +40,25 @@ class _Now:
 
 
 NOW: Mark = _Now()
-"""The mark of a device that does at once what it is told."""
+"""The mark of a device that runs every command at once."""
 
 Reached = Callable[[int, Mark], None]
+"""``reached(layer, mark)``: the state of layers up to ``layer`` is on the device after ``mark``."""
 
 
 class Media(Protocol):
-    """Device and host bytes, such as :class:`~kvkeep.media.memory.Memory`.
+    """Device and host slots and the copies between them, such as
+    :class:`~kvkeep.media.memory.Memory`.
 
-    Calls block. Two lanes may call at once, since they never share a target slot.
+    Calls block until the bytes have moved. Two lanes may call at once: they never share a target
+    slot.
     """
 
     def mark(self) -> Mark:
-        """All that the calling thread has told the device to do until now."""
+        """A mark after all commands that this thread has queued on the device so far."""
 
     def save(self, copies: Sequence[Copy], after: Iterable[Mark] = ()) -> None:
-        """Device to host, when the device has come to the marks ``after``."""
+        """Copy from device to host once the device has reached the marks ``after``."""
 
     def load(
         self,
@@ -62,15 +66,14 @@ class Media(Protocol):
         after: Iterable[Mark] = (),
         reached: Reached = lambda layer, mark: None,
     ) -> None:
-        """Host to device, when the device has come to the marks ``after``.
+        """Copy from host to device once the device has reached the marks ``after``.
 
-        Layer by layer of the groups that every hit needs, in order of number, then all others.
-        ``reached`` is told of each of those layers: what layers up to it need is there after the
-        mark.
+        First the groups that every hit needs, layer by layer in ascending order, with a call of
+        ``reached`` for each layer; then all other groups.
         """
 
     def bodies(self, group: int, slots: Slots) -> list[memoryview]:
-        """Record bodies of host slots, to be read or written."""
+        """The record body of each host slot: write it to storage, or read storage into it."""
 
     def keep(self, group: int, slots: Slots, bodies: Sequence[memoryview]) -> None:
-        """What was written into ``bodies`` of these slots is theirs now."""
+        """Take over what was read into ``bodies`` of these slots."""

@@ -1,4 +1,4 @@
-"""What computes and holds the pools: its memory, and the order of what it is told to do."""
+"""The device that holds the pools: how to allocate its memory and to order its commands."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ class Device(Protocol):
     """A kind of device."""
 
     def zeros(self, shape: tuple[int, ...]) -> Tensor:
-        """Bytes in its memory, uint8."""
+        """A zeroed uint8 tensor in the device's memory."""
 
     def host_zeros(self, shape: tuple[int, ...]) -> Tensor:
-        """Bytes in the host's memory, uint8, that it can reach by itself."""
+        """A zeroed uint8 tensor in host memory that the device can access directly."""
 
     def mark(self) -> Mark:
-        """All that the calling thread has told it to do until now."""
+        """A mark after all commands that this thread has queued so far."""
 
     def stream(self) -> Stream:
-        """A line of work beside that of computing."""
+        """A new stream, to copy beside the computation."""
 
 
 class Stream(Protocol):
-    """Work of a thread of its own."""
+    """A queue of device commands of its own."""
 
     def after(self, marks: Iterable[Mark]) -> AbstractContextManager[None]:
-        """What is told in the block is done after the marks, and when the block ends, done."""
+        """Run this block's commands after the marks. Leaving the block waits for them."""
 
 
 class Cpu:
-    """Threads that do what they are told at once."""
+    """The CPU: every command is done when its call returns."""
 
     def zeros(self, shape: tuple[int, ...]) -> Tensor:
         return torch.from_numpy(_memory(math.prod(shape))).view(shape)
@@ -59,13 +59,13 @@ class Cpu:
 
 
 class Cuda:
-    """A CUDA device, the current one of every thread that uses it."""
+    """The current CUDA device of every thread that uses it."""
 
     def zeros(self, shape: tuple[int, ...]) -> Tensor:
         return torch.zeros(shape, dtype=torch.uint8, device="cuda")
 
     def host_zeros(self, shape: tuple[int, ...]) -> Tensor:
-        """Registered; what PyTorch pins by itself, it rounds up to a power of two."""
+        """Registers memory of the exact size; PyTorch's own pinning rounds up to a power of two."""
         block = _memory(math.prod(shape))
         if block.size:
             address = block.ctypes.data
@@ -84,7 +84,7 @@ class Cuda:
 
 
 class CudaStream:
-    """A stream of copies."""
+    """A CUDA stream for copies."""
 
     def __init__(self) -> None:
         self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
@@ -96,13 +96,13 @@ class CudaStream:
                 for mark in marks:
                     mark.wait()
                 yield
-        finally:  # what is under way uses the slots, whatever happened
+        finally:  # also after an error: copies under way still use the slots
             self._stream.synchronize()
 
 
 def _memory(size: int) -> NDArray[np.uint8]:
-    """Zeros in memory pages of their own, huge ones where the system has them."""
-    # Private: what is shared has no huge pages, as systems are set up.
+    """``size`` zeroed bytes in memory pages of their own, huge ones where the system has them."""
+    # Private: by default, systems give shared mappings no huge pages.
     pages = mmap.mmap(-1, max(size, 1), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with suppress(AttributeError, OSError):
         pages.madvise(mmap.MADV_HUGEPAGE)
@@ -110,5 +110,5 @@ def _memory(size: int) -> NDArray[np.uint8]:
 
 
 def open_device(name: str) -> Device:
-    """The device that PyTorch calls so: a CPU, or one that works like CUDA's."""
+    """The device that PyTorch calls ``name``: the CPU, or else one with CUDA's interface."""
     return Cpu() if torch.device(name).type == "cpu" else Cuda()

@@ -1,8 +1,8 @@
 """The I/O backend ``direct``: plain copies, by the copy engine where there is one.
 
-Slots that follow each other on both sides are copied as one. Where none do, there is a copy of
-every page, on a load of every page and layer. On a CPU that is about as fast as one piece of the
-same bytes if a page has 64 KiB or more in a layer, and half as fast with 16 KiB.
+Slots that are consecutive on both sides move in one copy. Where none are, a save makes one copy per
+page, and a load one per page and layer. On a CPU that is about as fast as one copy of the same
+bytes if a page has 64 KiB or more in a layer, and half as fast with 16 KiB.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from torch import Tensor
 
 from ..schema import Slots
 from .base import Copy
-from .pieces import Piece, Step
+from .pieces import LoadStep, Piece
 
 Runs = dict[int, list[tuple[slice, slice]]]
-"""By group: slots that follow each other, where they come from and where they go."""
+"""Per group, its runs of consecutive slots: (source, target)."""
 
 
 class Direct:
     """Copies between pools and arenas.
 
     Args:
-        pieces: everything.
-        steps: everything, in the order of a load.
+        pieces: all pieces.
+        steps: all pieces in the order of a load.
     """
 
-    def __init__(self, pieces: Sequence[Piece], steps: Sequence[Step]) -> None:
+    def __init__(self, pieces: Sequence[Piece], steps: Sequence[LoadStep]) -> None:
         on_cpu = all(piece.pool.device.type == "cpu" for piece in pieces)
         view: Callable[[Tensor], Any] = Tensor.numpy if on_cpu else Tensor.detach
         self._copy: Callable[[Any, Any], None] = _copy_memory if on_cpu else _copy_device
@@ -42,14 +42,14 @@ class Direct:
         self._steps = [(step.layer, views(step.pieces)) for step in steps]
 
     def save(self, copies: Sequence[Copy]) -> None:
-        """Device to host."""
+        """Copy from device to host."""
         runs = _runs(copies)
         for group, pool, arena in self._pieces:
             for source, target in runs.get(group, ()):
                 self._copy(arena[:, target], pool[:, source])
 
     def load(self, copies: Sequence[Copy]) -> Iterator[int | None]:
-        """Host to device; yields each :attr:`Step.layer` when the step is under way."""
+        """Copy from host to device; yield :attr:`LoadStep.layer` after queuing each step."""
         runs = _runs(copies)
         for layer, pieces in self._steps:
             for group, pool, arena in pieces:
@@ -77,8 +77,8 @@ def _copy_memory(into: NDArray[np.uint8], out_of: NDArray[np.uint8]) -> None:
 
 
 def _copy_device(into: Tensor, out_of: Tensor) -> None:
-    """In the largest pieces that are contiguous on both sides: others PyTorch would first gather
-    in memory that is not pinned."""
+    """Copy the largest parts that are contiguous on both sides. PyTorch would gather others in
+    memory that is not pinned first."""
     for a, b in zip(into, out_of, strict=True):
         whole = a.is_contiguous() and b.is_contiguous()
         for x, y in [(a, b)] if whole else zip(a, b, strict=True):

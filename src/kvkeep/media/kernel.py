@@ -1,8 +1,8 @@
 """The I/O backend ``kernel``: one launch gathers and scatters all layers of all groups.
 
-A copy engine is told of every page and layer; a kernel finds them by a table of addresses, and
-reads and writes pinned host memory itself. The idea is SGLang's ``transfer_kv`` kernels. Triton's
-interpreter runs it on a CPU (``TRITON_INTERPRET=1``), for tests.
+A copy engine needs a command for every page and layer. A kernel finds them in a table of addresses,
+and reads and writes pinned host memory itself. The idea is from SGLang's ``transfer_kv`` kernels.
+For tests, Triton's interpreter runs it on a CPU (``TRITON_INTERPRET=1``).
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from .base import Copy
-from .pieces import Piece, Step
+from .pieces import LoadStep, Piece
 
-_BLOCK = 1024  # words that one program moves
-_BACK = [0, 3, 4, 1, 2, 5]  # columns of a table of parts, for the other direction
+_BLOCK = 1024  # words that one program copies
+_BACK = [0, 3, 4, 1, 2, 5]  # columns of a table of parts in the other direction
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _move(parts: tl.tensor, pages: tl.tensor, WORD: tl.constexpr, BLOCK: tl.constexpr) -> None:  # noqa: N803
-    """Block z of page x in part y, if the page is of the part's group.
+    """Copy block z of page x in part y, if the page is of the part's group.
 
     Args:
         parts: ``[parts, 6]`` int64: group, source address and bytes per slot, target address and
@@ -45,14 +45,14 @@ def _move(parts: tl.tensor, pages: tl.tensor, WORD: tl.constexpr, BLOCK: tl.cons
 
 
 class Kernel:
-    """Copies between pools on a device and arenas that it can reach.
+    """Copies between pools on a device and arenas that it can access directly.
 
     Args:
-        pieces: everything.
-        steps: everything, in the order of a load.
+        pieces: all pieces.
+        steps: all pieces in the order of a load.
     """
 
-    def __init__(self, pieces: Sequence[Piece], steps: Sequence[Step]) -> None:
+    def __init__(self, pieces: Sequence[Piece], steps: Sequence[LoadStep]) -> None:
         self._device = pieces[0].pool.device
         table = _table(pieces)
         self._word = 8 if math.gcd(*table[:, 1:].flatten().tolist()) % 8 == 0 else 1  # bytes
@@ -65,11 +65,11 @@ class Kernel:
         return torch.from_numpy(np.ascontiguousarray(words)).to(self._device)
 
     def save(self, copies: Sequence[Copy]) -> None:
-        """Device to host."""
+        """Copy from device to host."""
         self._launch(self._pieces, self._pages(copies))
 
     def load(self, copies: Sequence[Copy]) -> Iterator[int | None]:
-        """Host to device; yields each :attr:`Step.layer` when the step is under way."""
+        """Copy from host to device; yield :attr:`LoadStep.layer` after queuing each step."""
         pages = self._pages(copies)
         for layer, parts in self._steps:
             self._launch(parts, pages)
@@ -87,7 +87,8 @@ class Kernel:
 
 
 def _table(pieces: Sequence[Piece]) -> NDArray[np.int64]:
-    """``[parts, 6]``: a part is one layer of a component, from the device to the host; in bytes."""
+    """``[parts, 6]`` as in :func:`_move`, in bytes, from device to host. A part is one layer of a
+    component."""
     rows = []
     for piece in pieces:
         for p in piece.each_layer():

@@ -1,7 +1,7 @@
-"""Where a slot's bytes live in memory, and the copies between device and host.
+"""The memory of device and host slots, and the copies between them.
 
-Device pools are layer-first: one tensor per component and layer, ``[slots, *shape]``, which is
-what attention wants. How host arenas are laid out, and what moves the bytes, are settings.
+Device pools are layer-first, as attention needs them: one tensor ``[slots, *shape]`` per component
+and layer. The layout of host arenas and the backend that copies are settings.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ..schema import ConfigError, Schema, Slots
 from .base import BACKENDS, LAYOUTS, Copy, Mark, Reached
 from .device import open_device
 from .direct import Direct
-from .pieces import Piece, Step, by_component, steps
+from .pieces import LoadStep, Piece, by_component, steps
 
 if TYPE_CHECKING:
     from .kernel import Kernel
@@ -33,22 +33,22 @@ TORCH_DTYPES: Mapping[str, torch.dtype] = {
 class Memory:
     """Device pools and host arenas of one schema.
 
-    Copies are blocking and run on a lane's thread; two lanes may copy at once, since they never
-    share a target slot. A copy takes many pages of many groups as one operation.
+    Copies block and run on a lane's thread. Two lanes may copy at once: they never share a target
+    slot. One copy moves many pages of many groups.
 
     Args:
-        schema: what a page is made of.
+        schema: the groups of a page, and their components.
         device_slots: slots of each group on the device.
         host_slots: slots of each group on the host.
         device: a torch device.
-        layout: of the arenas, one of :data:`~kvkeep.media.base.LAYOUTS`.
-        backend: what copies, one of :data:`~kvkeep.media.base.BACKENDS`.
+        layout: one of :data:`~kvkeep.media.base.LAYOUTS`, of the arenas.
+        backend: one of :data:`~kvkeep.media.base.BACKENDS`.
 
     Raises:
-        ConfigError: there is no such layout or backend, or they do not fit together.
+        ConfigError: the layout or the backend is unknown, or they do not fit together.
     """
 
-    @torch.inference_mode(False)  # whoever makes it: lanes write to it, and are not in that mode
+    @torch.inference_mode(False)  # lanes write to these tensors, outside of that mode
     def __init__(
         self,
         schema: Schema,
@@ -69,8 +69,8 @@ class Memory:
             self._device.host_zeros((slots, group.record_bytes))
             for group, slots in zip(schema.groups, host_slots, strict=True)
         ]
-        """One ``[slots, record_bytes]`` uint8 tensor per group; its rows are records if the layout
-        is ``page_first``."""
+        """One ``[slots, record_bytes]`` uint8 tensor per group. Its rows are record bodies unless
+        the layout is ``layer_first``."""
         self._flat = [arena.numpy().reshape(-1).data for arena in self.arenas]
         pieces: list[Piece] = []
         for g, (group, slots) in enumerate(zip(schema.groups, device_slots, strict=True)):
@@ -85,11 +85,11 @@ class Memory:
         self._backend = _backend(backend, pieces, steps(schema, pieces))
 
     def mark(self) -> Mark:
-        """All that the calling thread has told the device to do until now."""
+        """A mark after all commands that this thread has queued on the device so far."""
         return self._device.mark()
 
     def save(self, copies: Sequence[Copy], after: Iterable[Mark] = ()) -> None:
-        """Device to host, when the device has come to the marks ``after``."""
+        """Copy from device to host once the device has reached the marks ``after``."""
         with self._saving.after(after):
             self._backend.save(copies)
 
@@ -99,16 +99,16 @@ class Memory:
         after: Iterable[Mark] = (),
         reached: Reached = lambda layer, mark: None,
     ) -> None:
-        """Host to device, when the device has come to the marks ``after``, in the order of
-        :func:`~kvkeep.media.pieces.steps`; ``reached`` is told of each layer."""
+        """Copy from host to device once the device has reached the marks ``after``, in the order of
+        :func:`~kvkeep.media.pieces.steps`. Call ``reached`` for each layer."""
         with self._loading.after(after):
             for layer in self._backend.load(copies):
                 if layer is not None:
                     reached(layer, self._device.mark())
 
     def bodies(self, group: int, slots: Slots) -> list[memoryview]:
-        """Record bodies of host slots, writable: the arena itself, or if it is ``layer_first``
-        copies, for :meth:`keep`."""
+        """The writable record body of each host slot: a view of the arena, or a copy for
+        :meth:`keep` if the layout is ``layer_first``."""
         flat, size = self._flat[group], self.schema.groups[group].record_bytes
         if self._layout != "layer_first":
             return [flat[slot * size : (slot + 1) * size] for slot in slots.tolist()]
@@ -118,7 +118,7 @@ class Memory:
         return bodies
 
     def keep(self, group: int, slots: Slots, bodies: Sequence[memoryview]) -> None:
-        """What was written into ``bodies`` of these slots is theirs now."""
+        """Take over what was read into ``bodies`` of these slots."""
         if self._layout == "layer_first":
             for body, host in self._both(group, slots, bodies):
                 host.copy_(body)
@@ -126,7 +126,7 @@ class Memory:
     def _both(
         self, group: int, slots: Slots, bodies: Sequence[memoryview]
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Each component of each record, ``[layers, n]``: in its body, and in the arena."""
+        """Each component of each record as views ``[layers, n]``: of its body, and of the arena."""
         kind = self.schema.groups[group]
         arena = by_component(kind, self.arenas[group], self._layout)
         for slot, raw in zip(slots, bodies, strict=True):
@@ -138,12 +138,14 @@ class Memory:
 def _check(layout: str, backend: str) -> None:
     for what, value, known in (("layout", layout, LAYOUTS), ("I/O backend", backend, BACKENDS)):
         if value not in known:
-            raise ConfigError(f"no memory {what} is {value!r}: there are {', '.join(known)}")
+            raise ConfigError(f"unknown memory {what} {value!r}: choose one of {', '.join(known)}")
     if backend == "kernel" and layout == "page_first_direct":
-        raise ConfigError("page_first_direct is moved by the I/O backend direct, not kernel")
+        raise ConfigError(
+            "the memory layout page_first_direct needs the I/O backend direct, not kernel"
+        )
 
 
-def _backend(name: str, pieces: Sequence[Piece], order: Sequence[Step]) -> Direct | Kernel:
+def _backend(name: str, pieces: Sequence[Piece], order: Sequence[LoadStep]) -> Direct | Kernel:
     if name == "direct":
         return Direct(pieces, order)
     interpreted = os.environ.get("TRITON_INTERPRET") == "1"

@@ -1,8 +1,8 @@
 """Where the bytes of each component lie in a host arena: memory layouts are strides.
 
-An arena is ``[slots, record_bytes]``. ``page_first``: a row is a page's record body, components in
-order, layers within. ``layer_first``: the pages of one layer of a component lie side by side, as
-they do on the device.
+An arena is ``[slots, record_bytes]`` uint8. ``page_first``: a row is the record body of a page,
+component by component, each layer by layer. ``layer_first``: the pages of one layer of a component
+are adjacent, as they are on the device.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ..schema import Group, Schema
 
 
 class Piece(NamedTuple):
-    """Some layers of one component, as bytes ``[layers, slots, n]`` uint8 on either side."""
+    """Some layers of one component: views ``[layers, slots, n]`` uint8 of pool and arena."""
 
     group: int  # index in the schema
     layers: tuple[int, ...]  # in the model's numbering
@@ -25,15 +25,15 @@ class Piece(NamedTuple):
     arena: Tensor
 
     def each_layer(self) -> Iterator[Piece]:
-        """A piece for each of its layers."""
+        """One piece per layer."""
         for i, layer in enumerate(self.layers):
             yield Piece(self.group, (layer,), self.pool[i : i + 1], self.arena[i : i + 1])
 
 
-class Step(NamedTuple):
-    """What a load moves at once."""
+class LoadStep(NamedTuple):
+    """The pieces that a load copies at once."""
 
-    layer: int | None  # with this step, all is there that layers up to this one need; None: rest
+    layer: int | None  # after this step, layers up to this one have their state; None: the rest
     pieces: list[Piece]
 
 
@@ -52,15 +52,15 @@ def by_component(group: Group, arena: Tensor, layout: str) -> list[Tensor]:
     return views
 
 
-def steps(schema: Schema, pieces: Sequence[Piece]) -> list[Step]:
-    """A load in order: layer by layer of the groups that every hit needs, then all others.
+def steps(schema: Schema, pieces: Sequence[Piece]) -> list[LoadStep]:
+    """The steps of a load: the groups that every hit needs layer by layer, then all others.
 
-    Layers have the numbers of the model that runs first. Groups that a hit may do without may be
-    another model's, which numbers its own layers: they come last.
+    Layer numbers are those of the model that runs first. A group that a hit may lack may belong to
+    another model with layer numbers of its own, so such groups come last.
     """
     first = [
         p for piece in pieces if schema.groups[piece.group].required for p in piece.each_layer()
     ]
     first.sort(key=lambda piece: piece.layers)
-    found = [Step(n, list(mine)) for (n,), mine in groupby(first, lambda piece: piece.layers)]
-    return [*found, Step(None, [p for p in pieces if not schema.groups[p.group].required])]
+    found = [LoadStep(n, list(mine)) for (n,), mine in groupby(first, lambda piece: piece.layers)]
+    return [*found, LoadStep(None, [p for p in pieces if not schema.groups[p.group].required])]

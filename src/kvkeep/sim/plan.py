@@ -1,4 +1,4 @@
-"""Capacity planning: a replay's pages as GiB of a model's state, and its hits as saved tokens."""
+"""Capacity planning: the pages of a replay as GiB of a model's state, its hits as saved tokens."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from .traces import Trace
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """What a replay tells of a deployment."""
+    """The figures of a replay for one deployment."""
 
     prompt_tokens: int
-    saved_tokens: int  # of these, not to be computed
+    saved_tokens: int  # of these, hit and so not computed
     moved_bytes: dict[str, int]  # by lane
 
     def __add__(self, other: Answers) -> Answers:
-        """Both, counted together."""
+        """The sums of both."""
         return Answers(
             self.prompt_tokens + other.prompt_tokens,
             self.saved_tokens + other.saved_tokens,
@@ -39,12 +39,12 @@ class Answers:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a page of a trace stands for.
+    """The size of a page of a trace, in tokens and bytes.
 
-    A page has all groups. Where a group has a sliding window, the engine gives it slots for a share
-    of the pages, on the device and so on the host, and a page pays for that share; storage keeps
-    every page of every group. That the windows a hit needs are among those kept, as they are where
-    the least recently used goes first, is taken for granted.
+    A page has all groups. A group with a sliding window has slots for a share of the pages, on the
+    device and so on the host, and a page counts with that share there. Storage keeps every page of
+    every group. The plan assumes that the tiers still have the windows that a hit needs, as they do
+    under LRU eviction.
     """
 
     page_tokens: int
@@ -53,7 +53,7 @@ class Plan:
 
     @property
     def page_bytes(self) -> dict[str, int]:
-        """What a page more takes, by tier."""
+        """Bytes of one page, by tier."""
         parts = list(zip(self.groups, self.shares, strict=True))
         records = [group.record_bytes for group in self.groups]
         sizes = (
@@ -64,10 +64,13 @@ class Plan:
         return dict(zip(TIERS, map(round, sizes), strict=True))
 
     def capacity(self, *gib: float) -> Capacity:
-        """Tiers of so many GiB.
+        """The pages that tiers of these sizes hold.
+
+        Args:
+            gib: GiB of device, host and storage.
 
         Raises:
-            ConfigError: one cannot be, or holds no page.
+            ConfigError: a size is not a number from 0 up, or holds no page.
         """
         return Capacity(*(self._pages(*tier) for tier in zip(TIERS, gib, strict=True)))
 
@@ -81,14 +84,14 @@ class Plan:
         return pages
 
     def gib(self, pages: int) -> float:
-        """What so many pages take on the device."""
+        """GiB that ``pages`` take on the device."""
         return pages * self.page_bytes["device"] / GIB
 
     def answers(self, trace: Trace, result: Result, hits: Iterable[Hits]) -> Answers:
         """The figures of a replay, in tokens and bytes.
 
         Args:
-            hits: of each request.
+            hits: the hits of each request.
         """
         by_tier = np.array([*hits], np.int64).reshape(len(trace), len(TIERS))
         tokens = trace.tokens(self.page_tokens)
@@ -106,31 +109,35 @@ class Plan:
         )
 
     def _brought(self, pages: NDArray[np.int64]) -> int:
-        """Bytes of the last ``pages`` of each request's hit: of each group what the hit needs."""
+        """Bytes of the last ``pages`` of each request's hit, as far as each group needs them.
+
+        Args:
+            pages: ``[requests]``.
+        """
         most = [math.inf if group.tail is None else group.tail for group in self.groups]
         counts = [int(np.minimum(pages, tail).sum()) for tail in most]
         return sum(n * group.record_bytes for n, group in zip(counts, self.groups, strict=True))
 
 
 def read_plan(configs: Sequence[Path], page_tokens: int, kv_dtype: str) -> Plan:
-    """A deployment's plan.
+    """The plan of a deployment.
 
     Args:
         configs: a target's ``config.json``, and its EAGLE-3 draft's if there is one.
         page_tokens: tokens of a block of the trace.
 
     Raises:
-        ConfigError: a file cannot be read, or is of a model whose hits depend on more than pages.
+        ConfigError: a file cannot be read, or its model keeps snapshots of recurrent state.
     """
     groups: list[Group] = []
     for file in configs:
         groups += read_groups(file, page_tokens, kv_dtype)
         if any(group.working for group in groups):
             raise ConfigError(
-                f"{file}: recurrent layers keep snapshots, and a hit ends only where there is one; "
-                "a replay of pages does not know where"
+                f"{file}: the model's recurrent layers keep snapshots, and a hit ends only where "
+                "there is one; a trace does not tell where"
             )
     engine = EngineConfig(model=configs[0])
     shares = [pool_share(engine, group) for group in groups]
-    # Where no group has a slot for each page, pages are those that the largest has slots for.
+    # If no group has a slot for each page, count the pages for which the largest has slots.
     return Plan(page_tokens, tuple(groups), tuple(share / max(shares) for share in shares))

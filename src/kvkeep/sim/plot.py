@@ -1,4 +1,4 @@
-"""Charts of replays."""
+"""Charts of hit ratio against capacity."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from ..chart import chart
 
 
 class Line(NamedTuple):
-    """One replayed policy."""
+    """The line of one replayed policy."""
 
     label: str
-    capacities: Sequence[float]  # of the device
-    ratios: Sequence[float]  # hits per page, at each
+    capacities: Sequence[float]  # of the device, in the chart's unit
+    ratios: Sequence[float]  # hits per page at each capacity
 
 
 def draw(file: Path, lines: Sequence[Line], unit: str) -> None:
-    """Hit ratio against capacity in ``unit``; raises as :func:`~kvkeep.chart.chart`."""
+    """Draw hit ratio against device capacity in ``unit``; raises as :func:`~kvkeep.chart.chart`."""
     with chart(file) as axes:
         for line in lines:
             axes.plot(line.capacities, line.ratios, marker="o", markersize=4, label=line.label)

@@ -1,7 +1,7 @@
-"""Replay of a trace on the real cache: its tree, table, tiers and policies, without any bytes.
+"""Replays a trace on the real cache: its tree, table, tiers and policies, without any bytes.
 
-Lanes complete at once, one request runs at a time, and a page is a block of the trace. So the
-figures are exact and the same in every run: they depend on capacities and policies alone.
+Transfers complete at once, one request runs at a time, and a page is a block of the trace. So the
+figures depend on capacities and policies alone, and are the same in every run.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from numpy.typing import NDArray
 from ..core.cache import Cache
 from ..core.policy import Policy
 from ..core.transfer import LOAD, READ, SAVE, WRITE
-from ..schema import Component, ConfigError, Group, Identity, Key, Schema
+from ..schema import Closed, Component, ConfigError, Group, Identity, Key, Schema
 from ..testing.fakes import AtOnce, NoBytes
 from .traces import Trace
 
 Ids = NDArray[np.int32]
 
 Hits = NDArray[np.int64]
-"""Pages that one request hit, ``[tiers]``: where each was before."""
+"""``[tiers]``: pages that one request hit, by the highest tier that had them."""
 
 TIERS = ("device", "host", "storage")
 _SCHEMA = Schema(Identity("replay"), 1, (Group("full", (Component("k", (0,), (1,), "U8"),)),))
-_COMPUTED = np.array([-1], dtype=np.int32)  # the one token that a hit always leaves
+_COMPUTED = np.array([-1], dtype=np.int32)  # a last token: a hit never covers the whole prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,24 +39,24 @@ class Capacity:
         ConfigError: the device holds none.
     """
 
-    device: int | None = None  # None: all there are
+    device: int | None = None  # None: every page of the trace
     host: int = 0
     storage: int = 0
 
     def __post_init__(self) -> None:
         if self.device is not None and self.device < 1:
-            raise ConfigError("the device must hold a page at least")
+            raise ConfigError("the device must hold at least one page")
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a replay counted, in pages."""
+    """The counts of a replay, in pages."""
 
     requests: int
     pages: int  # of all requests
     hits: dict[str, int]  # by tier, and "total"
-    evictions: dict[str, int]  # by tier; what goes down a tier is evicted from the upper one
-    moved: dict[str, int]  # by lane: "save" to the host, "load" from it, "write", "read" of storage
+    evictions: dict[str, int]  # by tier; a page that moves down counts for the upper tier
+    moved: dict[str, int]  # by lane: "save" to the host, "load" from it, "write" to storage, "read"
 
     @property
     def ratio(self) -> float:
@@ -64,7 +64,7 @@ class Result:
         return self.hits["total"] / max(1, self.pages)
 
     def __add__(self, other: Result) -> Result:
-        """Both, counted together."""
+        """The sums of both."""
         return Result(
             self.requests + other.requests,
             self.pages + other.pages,
@@ -75,39 +75,53 @@ class Result:
 
 
 class KeyStore:
-    """A store of so many records that keeps their keys alone, least recently used first."""
+    """A store that keeps the keys of ``capacity`` records, least recently used first, and no bytes.
+
+    It takes records of every group and any size. One thread only, as :class:`AtOnce` runs it.
+    """
 
     def __init__(self, capacity: int) -> None:
         self.faults: Counter[str] = Counter()
         self.evicted = 0
         self._capacity = capacity
         self._keys: OrderedDict[Key, None] = OrderedDict()
+        self._closed = False
 
     def probe(self, keys: Sequence[Key]) -> list[bool]:
-        return [key in self._keys for key in keys]
+        held = self._held()
+        return [key in held for key in keys]
 
     def read(self, keys: Sequence[Key], out: Sequence[memoryview]) -> list[bool]:
         return self.probe(keys)
 
     def write(self, keys: Sequence[Key], records: Sequence[memoryview]) -> list[bool]:
-        for key in reversed(keys):  # ancestors last, as in touch
-            self._keys[key] = None
-            self._keys.move_to_end(key)
-        while len(self._keys) > self._capacity:
-            self._keys.popitem(last=False)
+        held = self._held()
+        for key in keys:
+            held[key] = None
+            held.move_to_end(key)
+        while len(held) > self._capacity:
+            held.popitem(last=False)
             self.evicted += 1
         return self.probe(keys)
 
     def touch(self, keys: Sequence[Key]) -> None:
+        held = self._held()
         for key in keys:
-            if key in self._keys:
-                self._keys.move_to_end(key)
+            if key in held:
+                held.move_to_end(key)
 
     def delete(self, keys: Sequence[Key]) -> None:
+        held = self._held()
         for key in keys:
-            self._keys.pop(key, None)
+            held.pop(key, None)
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        self._closed = True
+
+    def _held(self) -> OrderedDict[Key, None]:
+        if self._closed:
+            raise Closed("the store is closed")
+        return self._keys
 
 
 def replay(
@@ -118,30 +132,33 @@ def replay(
 ) -> Result:
     """Serve the requests of ``trace`` in order, one at a time.
 
-    The longest prefix that is there is a hit; it stays where it is, or comes up, while the rest is
-    put in. Of a request longer than the device, the head that fits is served; under write-back,
-    where both tiers hit as one of their size would, the head that fits in both.
+    A request hits its longest resident prefix, which is loaded where the device lacks it, and then
+    commits the rest. If a request is longer than the device, only the head that fits is served.
+    Under write-back, where both tiers hit as one tier of their total size, it is the head that fits
+    both.
 
     Args:
-        policy: what evicts what, and what goes down when.
-        tell: called after each request, with what it hit.
+        policy: the eviction order and the write policy.
+        tell: called after each request, with its hits.
 
     Raises:
-        ConfigError: there is storage, and no host that it could be read into.
+        ConfigError: storage has pages, but the host is too small to read them into.
     """
-    most = trace.distinct + trace.longest + 1  # pages; a tier with more slots does nothing else
+    most = trace.distinct + trace.longest + 1  # pages; more slots change nothing
     device = most if capacity.device is None else min(capacity.device, most)
     host = min(capacity.host, most)
-    policy = replace(policy or Policy(), write_ahead=0.0, prefetch_min_tokens=0)  # no copy costs
+    policy = replace(
+        policy or Policy(), write_ahead=0.0, prefetch_min_tokens=0
+    )  # copies cost nothing
     if capacity.storage and host * policy.prefetch_share < 1:
         least = math.ceil(1 / policy.prefetch_share)
         raise ConfigError(
-            f"storage is read into a share of the host, which must hold {least} pages at least, "
+            f"storage is read into a share of the host, which must hold at least {least} pages, "
             f"not {host}"
         )
-    served, spare = device, 0  # pages that are served at once, and that the host has more of
+    served, spare = device, 0  # pages of a request at most, and host slots beyond its capacity
     if host and policy.write == "write_back":
-        # What is copied at once needs a place for a moment; between requests it is free.
+        # A copy needs its target while its source is still taken; between requests that is free.
         served = max(device, min(trace.longest, device + host))
         spare = min(trace.longest, served)
     store = KeyStore(capacity.storage) if capacity.storage else None
@@ -167,7 +184,7 @@ def replay(
 
 
 def _hits(cache: Cache) -> Hits:
-    """Of all requests so far."""
+    """Hits of all requests so far."""
     return np.array([cache.counts[f"hit_tokens_total{{tier={tier}}}"] for tier in TIERS])
 
 
@@ -177,12 +194,12 @@ def _serve(cache: Cache, blocks: Ids, priority: int) -> None:
     while prefetch and not cache.ready(prefetch):
         cache.tick()
     lease = cache.admit(tokens, prefetch=prefetch, priority=priority)
-    assert lease is not None  # it is alone, and no longer than the device
+    assert lease is not None  # no other request runs, and this one fits the device
     while not lease.ready:
         cache.tick()
     cache.grow(lease, len(blocks))
     cache.commit(lease, blocks)
     cache.release(lease)
     cache.tick()
-    while cache.transfers.pending:  # what lands may set off more
+    while cache.transfers.pending:  # a ticket that lands may start another
         cache.tick()

@@ -1,4 +1,4 @@
-"""What ``kvkeep replay`` does: replay traces, print a table, write JSON and a plot."""
+"""The command ``kvkeep replay``: replays traces, prints a table, writes JSON and a plot."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from .replay import TIERS, Capacity, Hits, Result, replay
 from .traces import Trace
 
 MIB = 1 << 20
-_STEPS = 8  # capacities in a plot, each half of the next
-_WIDTH = 80  # columns of the table at least; narrower ones lose figures
+_STEPS = 8  # capacities in a plot, each half of the next one
+_WIDTH = 80  # columns of the table at least; a narrower table would cut figures
 
 
 def run(
@@ -38,12 +38,12 @@ def run(
     """Replay each trace on a cache of its own.
 
     Args:
-        json: where the figures go: those of all traces, and with several, "traces" by name.
-        plot: where a chart goes of hits against device pages, a line per eviction order.
-        plan: what a page stands for, to tell in tokens and GiB, too; the chart is in GiB then.
+        json: file for the figures: the sums of all traces, and of several also "traces" by name.
+        plot: file for a chart of hits against device pages, with a line per eviction order.
+        plan: the size of a page, to report tokens and GiB, too; the chart is then in GiB.
 
     Raises:
-        ConfigError: tiers that cannot be, a file cannot be written, or matplotlib is missing.
+        ConfigError: tiers do not fit together, a file cannot be written, or matplotlib is missing.
     """
     if plot is not None:
         need_matplotlib()
@@ -86,7 +86,7 @@ def run(
 def _replay(
     trace: Trace, capacity: Capacity, policy: Policy, tell: Callable[[], None]
 ) -> tuple[Result, list[Hits]]:
-    """What a replay counted, and what each request hit."""
+    """Replay one trace; return its counts and the hits of each request."""
     hits: list[Hits] = []
 
     def heard(one: Hits) -> None:
@@ -99,7 +99,7 @@ def _replay(
 def _sweep(
     trace: Trace, capacity: Capacity, policy: Policy
 ) -> dict[str, list[tuple[Capacity, Policy]]]:
-    """By eviction order: the device smaller and smaller, the other tiers as they are."""
+    """By eviction order, the replays of its line: smaller and smaller devices, all else equal."""
     sizes = sorted({max(1, trace.distinct >> step) for step in range(_STEPS)})
     sized = [dataclasses.replace(capacity, device=size) for size in sizes]
     return {
@@ -115,7 +115,7 @@ def _progress() -> Progress:
 
 
 def _show(results: Mapping[str, Result], capacity: Capacity) -> None:
-    """Print for each name a row per tier that there is, and one for all of them."""
+    """Print for each name a row per tier that holds pages, and one for the total."""
     table = Table(Column("trace", overflow="fold"), box=None)
     for name in ("requests", "pages", "tier", "hits", "ratio", "evicted"):
         table.add_column(name, justify="left" if name == "tier" else "right", no_wrap=True)
@@ -134,7 +134,7 @@ def _show(results: Mapping[str, Result], capacity: Capacity) -> None:
 
 
 def _show_plan(plan: Plan, answers: Answers) -> None:
-    """Print what hits save, what a page takes, and what moves."""
+    """Print the tokens that hits save, the size of a page, and the bytes that move."""
     console = Console(soft_wrap=True)
     console.print(f"saved {answers.saved_tokens:,} of {answers.prompt_tokens:,} prefill tokens")
     sizes = (f"{tier} {size / MIB:,.2f}" for tier, size in plan.page_bytes.items())

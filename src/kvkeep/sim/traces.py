@@ -1,9 +1,9 @@
-"""Traces of prefix reuse: which blocks the prompts of real users were made of.
+"""Traces of prefix reuse: the blocks of real users' prompts.
 
-The format is Mooncake's (github.com/kvcache-ai/Mooncake, FAST25-release): one JSON object a line,
-of which ``hash_ids`` is read: an id for each block of the prompt, which names the block's content
-*and everything before it*. The last block may be partial and counts like any other, or it has no
-id. ``input_length``, the prompt's tokens, tells how large blocks are.
+The format is Mooncake's (github.com/kvcache-ai/Mooncake, FAST25-release): one JSON object a line.
+``hash_ids`` has an id for each block of the prompt, which names the block's content *and everything
+before it*. A partial last block has an id like any other, or none. ``input_length``, the prompt's
+tokens, tells the size of blocks.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from ..schema import ConfigError
 
 _USUAL = tuple(1 << n for n in range(20))
-"""Tokens of blocks."""
+"""Common block sizes, in tokens."""
 
 
 class _Line(msgspec.Struct):
@@ -35,15 +35,15 @@ class _Line(msgspec.Struct):
 class Trace:
     """Requests, in order."""
 
-    name: str  # of its files, as given
-    blocks: NDArray[np.int32]  # of all requests, one after another; ids from 0, as they come
-    ends: NDArray[np.int64]  # [requests]: where in ``blocks`` each ends
+    name: str  # the paths of its files
+    blocks: NDArray[np.int32]  # the blocks of all requests in a row; ids count up from 0
+    ends: NDArray[np.int64]  # [requests]: where in ``blocks`` each request ends
     priorities: list[int]  # of each request, 0 to 255
-    lengths: list[int | None]  # of each request, in tokens; None: the trace does not tell
-    distinct: int  # blocks that differ
+    lengths: list[int | None]  # of each request, in tokens; None: the trace has no input_length
+    distinct: int  # number of different blocks
 
     def __len__(self) -> int:
-        """Requests."""
+        """The number of requests."""
         return len(self.ends)
 
     def __iter__(self) -> Iterator[NDArray[np.int32]]:
@@ -54,8 +54,8 @@ class Trace:
             start = end
 
     def tokens(self, page_tokens: int) -> NDArray[np.int64]:
-        """``[requests]``: tokens of each, where blocks have so many; without a length they are
-        whole."""
+        """``[requests]``: tokens of each. A request without a length has whole blocks of
+        ``page_tokens``."""
         whole = (len(blocks) * page_tokens for blocks in self)
         told = zip(self.lengths, whole, strict=True)
         return np.array([most if tokens is None else tokens for tokens, most in told], np.int64)
@@ -67,10 +67,10 @@ class Trace:
 
 
 def read_trace(files: Sequence[Path]) -> Trace:
-    """One stream of requests from ``.jsonl`` files, also ``.xz``: parts of one trace, in order.
+    """Read ``.jsonl`` or ``.jsonl.xz`` files as one trace, in this order.
 
     Raises:
-        ConfigError: a file cannot be read, or a line is no request; the message says which.
+        ConfigError: a file cannot be read or a line is no request; the message says which.
     """
     lines = [line for file in files for line in _lines(file)]
     names: dict[int, int] = {}
@@ -86,12 +86,12 @@ def read_trace(files: Sequence[Path]) -> Trace:
 
 
 def tokens_per_block(traces: Sequence[Trace], said: int | None) -> int:
-    """Tokens of a block: what is ``said``, or the one usual size that the prompts' lengths allow.
+    """Tokens of a block: ``said``, or else the one common size that the prompts' lengths allow.
 
     A prompt of n blocks is longer than n - 1 of them and shorter than n + 1.
 
     Raises:
-        ConfigError: the lengths contradict what is said or each other, or do not tell enough.
+        ConfigError: the lengths contradict ``said`` or each other, or allow several common sizes.
     """
     known = [
         (tokens, len(blocks))
@@ -107,14 +107,14 @@ def tokens_per_block(traces: Sequence[Trace], said: int | None) -> int:
     usual = [low] if low == high else [size for size in _USUAL if low <= size <= high]
     if said is None and len(usual) != 1:
         raise ConfigError(
-            "say --block-tokens: the prompts' lengths (input_length) in the trace leave open which "
-            f"of {low} to {high} it is"
+            "give --block-tokens: the prompts' lengths (input_length) in the trace allow "
+            f"{low} to {high}"
         )
     if said is not None and not low <= said <= high:
         fitting = usual[0] if len(usual) == 1 else f"{low} to {high}"
         raise ConfigError(
-            f"--block-tokens {said} does not fit the prompts' lengths (input_length) in the trace; "
-            f"what fits is {fitting}"
+            f"--block-tokens {said} does not fit the prompts' lengths (input_length) in the trace, "
+            f"which allow {fitting}"
         )
     return usual[0] if said is None else said
 

@@ -1,4 +1,5 @@
-"""One process's hold on a store directory: its files and its index, kept usable."""
+"""One process's view of a store directory: opens its files and its index, and replaces an index
+that is lost or damaged."""
 
 from __future__ import annotations
 
@@ -38,22 +39,24 @@ _INDEX_REFUSALS = {
 
 
 class Catalog:
-    """Where records are, for the threads of one process.
+    """The directory and its index, shared by the threads of one process. Thread-safe.
+
+    On a full or read-only file system it opens for reading.
 
     Args:
-        path: of the directory; created if absent.
+        path: the directory; created if absent.
         sizes: group fingerprint -> body bytes, of the groups that this process uses.
-        quota: bytes of slots over the whole directory, or None.
-        faults: counts what goes wrong.
+        quota: bytes of slots over the whole directory, or None for no limit.
+        faults: the counter of contained failures, by kind.
 
     Raises:
-        OSError, IndexFault: the directory cannot even be read.
+        OSError, IndexFault: the directory cannot be read.
     """
 
     def __init__(
         self, path: Path, sizes: Mapping[bytes, int], quota: int | None, faults: Counter[str]
     ) -> None:
-        self.lock = threading.RLock()  # held whenever index, directory or faults are used
+        self.lock = threading.RLock()  # guards the index, the directory and faults
         self._sizes = sizes
         self._quota = quota
         self._faults = faults
@@ -74,16 +77,16 @@ class Catalog:
 
     @property
     def owner(self) -> str:
-        """The name under which slots are claimed."""
+        """The name under which this process claims slots."""
         return self._directory.owner
 
     def ask(self, work: Callable[[Index], T]) -> T | None:
-        """Do ``work`` on the index; None if that failed, which is counted.
+        """Run ``work`` on the index. Count a failure and return None.
 
-        An index that is gone is replaced before, one that proves damaged after.
+        Replace an index file that has vanished before, and one that proves damaged after.
 
         Raises:
-            StoreError: there is no index any more, nor can one be made.
+            StoreError: the index is lost and a new one cannot be made.
         """
         with self.lock:
             if not self._index.current():
@@ -99,21 +102,21 @@ class Catalog:
                 return None
 
     def distrust(self) -> None:
-        """Make the index anew: it said what cannot be."""
+        """Rebuild the index: one of its rows turned out to be impossible."""
         with self.lock:
             self._replace(damaged=True)
 
     def slab(self, fingerprint: bytes, body: int, create: bool = False) -> Slab:
-        """The slab of a group.
+        """The slab of a group; see :meth:`Directory.slab`.
 
         Raises:
-            OSError: it cannot be opened.
+            OSError: the slab cannot be opened.
         """
         with self.lock:
             return self._directory.slab(fingerprint, body, create)
 
     def punch(self, slab: SlabRow, number: int) -> bool:
-        """Give a slot's bytes back; False: the file system cannot."""
+        """Return a slot's bytes to the file system. False: it cannot punch holes."""
         try:
             return self.slab(slab.fingerprint, slab.body).punch(number)
         except FileNotFoundError:
@@ -122,17 +125,17 @@ class Catalog:
             return False
 
     def heal(self) -> int:
-        """Free the slots that dead writers held; returns how many."""
+        """Free the slots that dead processes were writing; returns how many."""
         return self.ask(lambda index: index.heal(self._directory.alive)) or 0
 
     def count(self, kind: str, times: int = 1) -> None:
-        """Count a fault."""
+        """Add ``times`` faults of this kind."""
         with self.lock:
             if times:
                 self._faults[kind] += times
 
     def close(self) -> None:
-        """Leave the directory. Nobody may be reading or writing."""
+        """Leave the directory. Call it when no thread reads or writes any more."""
         with self.lock:
             if self._index.current():
                 me, alive = self.owner, self._directory.alive
@@ -149,7 +152,7 @@ class Catalog:
             raise
 
     def _replace(self, damaged: bool) -> None:
-        damaged = damaged and self._index.current()  # else somebody has replaced it already
+        damaged = damaged and self._index.current()  # else another process has replaced it
         self._index.close()
         try:
             self._attach(damaged)
@@ -157,7 +160,7 @@ class Catalog:
             raise StoreError(f"{self._directory.path} is unusable: {error}") from error
 
     def _attach(self, damaged: bool) -> None:
-        """Open the index, made anew if need be, and put it in order."""
+        """Open and heal the index; rebuild it if it is ``damaged`` or proves so."""
         with self._directory.locked():
             if damaged:
                 self._directory.drop_index()
@@ -185,10 +188,12 @@ class Catalog:
 
 
 def fault(error: Exception) -> str:
-    """The name under which an error is counted."""
+    """The kind of fault that an error counts as."""
     if isinstance(error, OverflowError):
         return "unreachable"
-    if isinstance(error, IndexFault):  # without a code: Python's own complaint about what it got
+    if isinstance(
+        error, IndexFault
+    ):  # without a code: Python could not decode what SQLite returned
         code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT)
         return _INDEX_REFUSALS.get(code) or _INDEX_REFUSALS.get(code & 0xFF, "index")
     return _REFUSALS.get(getattr(error, "errno", None) or errno.EIO, "io")

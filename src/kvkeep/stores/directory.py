@@ -1,10 +1,10 @@
-"""The files of one store directory: who made them, who holds them, how they are found again.
+"""The files of one store directory: their names, their owners, and the scan that rebuilds an index.
 
 ::
 
     directory/
-      lock                          held while a process joins, rebuilds or leaves
-      owner-<random>                locked for as long as its store is open
+      lock                          locked while a process joins, or rebuilds the index
+      owner-<random>                one per open store, which keeps it locked
       index-<random>.sqlite         which record is in which slot; a hint
       <fingerprint>-<bytes>.slab    the records of one group, in equal slots
 """
@@ -29,11 +29,11 @@ _SLAB = re.compile(r"([0-9a-f]{32})-([0-9]+)\.slab")
 
 
 class Directory:
-    """One process's view of the files. Not thread-safe: the store calls it under its lock.
+    """One process's view of the files. Not thread-safe: the catalog calls it under its lock.
 
     Args:
         path: an existing directory.
-        writable: False touches nothing in it and takes no locks.
+        writable: False changes no file and takes no lock.
 
     Raises:
         OSError: a file cannot be made or locked.
@@ -44,8 +44,8 @@ class Directory:
         self.writable = writable
         self.owner = uuid.uuid4().hex
         self._slabs: dict[tuple[bytes, int], Slab] = {}
-        self._replaced: list[Slab] = []  # somebody may still be reading them
-        os.scandir(path).close()  # it can at least be listed
+        self._replaced: list[Slab] = []  # a thread may still be reading them
+        os.scandir(path).close()  # raises if it cannot be listed
         if not writable:
             return
         with self.locked():
@@ -57,7 +57,7 @@ class Directory:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep all other processes from joining, rebuilding and leaving."""
+        """Keep all other processes from joining and from rebuilding the index."""
         if not self.writable:
             yield
             return
@@ -69,10 +69,10 @@ class Directory:
             os.close(lock)
 
     def alive(self, owner: str) -> bool:
-        """Is the store of that owner open? The kernel unlocks its file however it ends."""
+        """Whether the owner's store is open. The kernel unlocks its file however it ends."""
         try:
             badge = os.open(self._badge(owner), os.O_RDONLY)
-        except (FileNotFoundError, ValueError):  # a damaged name may be no name
+        except (FileNotFoundError, ValueError):  # a damaged index may hold an impossible name
             return False
         try:
             fcntl.flock(badge, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -83,10 +83,10 @@ class Directory:
         return False
 
     def slab(self, fingerprint: bytes, body: int, create: bool = False) -> Slab:
-        """The slab that its path names now.
+        """The slab of a group, opened anew if its path names another file by now.
 
         Raises:
-            OSError: it cannot be opened; ``FileNotFoundError`` if there is none.
+            OSError: the slab cannot be opened; ``FileNotFoundError`` if there is none.
         """
         name = (fingerprint, body)
         slab = self._slabs.get(name)
@@ -99,16 +99,17 @@ class Directory:
         return slab
 
     def index(self) -> tuple[Index, bool]:
-        """The index, and whether it had to be rebuilt from slabs. Call it ``locked``.
+        """The index, and whether it was rebuilt from slabs. Call it ``locked``.
 
         Raises:
-            IndexFault: what is there is damaged, or there is no room for a new one.
+            IndexFault: the index is damaged, or the disk has no room for a new one.
         """
-        if not self.writable:  # SQLite cannot follow a log without writing beside it
+        if not self.writable:  # SQLite writes beside a log even to read it
             return Index(None, self._scan()), False
         for path in self.path.glob("index-*.sqlite"):
             return Index(path), False
-        # A name of its own for each: who still has the last one open cannot touch this one's log.
+        # Each index has a name of its own: a process that still has the last one open cannot
+        # write into this one's log.
         self.drop_index()
         path = self.path / f"index-{uuid.uuid4().hex}.sqlite"
         fresh = path.with_suffix(".new")
@@ -118,12 +119,12 @@ class Directory:
         return Index(path), bool(found)
 
     def drop_index(self) -> None:
-        """Remove all that there is of an index. Call it ``locked``."""
+        """Remove every file of an index. Call it ``locked``."""
         for path in self.path.glob("index-*"):
             path.unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Close and unlock everything. Nobody may be reading or writing."""
+        """Close and unlock all files. Call it when no thread reads or writes any more."""
         for slab in (*self._slabs.values(), *self._replaced):
             slab.close()
         if self.writable:
@@ -134,13 +135,13 @@ class Directory:
         return self.path / f"owner-{owner}"
 
     def _scan(self) -> Iterator[Found]:
-        """What the slabs' footers claim; bodies are verified when they are read."""
+        """The slots that the slabs' footers claim. Bodies are verified when they are read."""
         for path in self.path.glob("*.slab"):
             name = _SLAB.fullmatch(path.name)
             if not name:
                 continue
             fingerprint, body = bytes.fromhex(name[1]), int(name[2])
-            with contextlib.suppress(OSError):  # what cannot be read is not there
+            with contextlib.suppress(OSError):  # an unreadable slab counts as absent
                 for number, block in self.slab(fingerprint, body).footers():
                     footer = parse(block)
                     page, sequence = None, 0

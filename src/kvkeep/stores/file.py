@@ -1,4 +1,33 @@
-"""The default store: a slab file per group, an index, and one byte quota over a directory."""
+"""The default store: a slab file per group, an index, and one byte quota over a directory.
+
+Nothing is synced to disk on the way. A write claims slots in the index, writes bodies and footers,
+and then publishes the rows; whatever a crash leaves, a reader verifies the record. This is what a
+crash may leave behind, and what clears it away:
+
+==========================  ==========================  ============================================
+crash                       leaves                      cleared by
+==========================  ==========================  ============================================
+killed before the claim     nothing                     SQLite, which rolls back
+killed between claim and    a slot that is ``WRITING``  the next process to open the directory, or
+publish                     and has no page             a writer that finds no room: ``heal``
+killed after the publish    the record, whole           nothing: it stays
+killed while it gives       a row whose slot is a hole  the next read: ``empty``, the row is cleared
+bytes back
+killed while it rebuilds    ``index-*.new``             the next process, which rebuilds the index
+the index
+killed at any time          ``owner-*``, unlocked       the next process to open the directory
+power lost, slab behind     rows whose record is torn,  the next read: ``corrupt``, ``empty`` or
+the index                   absent or another's         ``other_key``, the row is cleared
+power lost, index behind    records without a row       the next claim of their slots: overwritten
+the slab
+power lost, index damaged   a file that SQLite or the   the call that finds it: ``index``, rebuilt
+                            checks on rows refuse       from the footers of the slabs
+index file lost             slabs alone                 the next call: ``index``, rebuilt likewise
+slab file lost              rows without a slab         the next read: ``missing``, rows are cleared
+==========================  ==========================  ============================================
+
+The worst outcome is a miss.
+"""
 
 from __future__ import annotations
 
@@ -22,41 +51,40 @@ from .rows import Grant, IndexFault, Place
 from .slab import Slab
 
 RETRY_SECONDS = 60.0
-"""For so long after the disk was full, a store lives within the bytes that it has."""
+"""After the disk was full, a store does not grow for this long."""
 
 
 class FileStore:
     """Records in a directory that any number of processes of one machine may share.
 
     The index is a hint and the record is the truth: whatever a crash, a torn write, a full disk or
-    another process does, the worst outcome is a miss. So nothing is ever synced to disk on the way;
-    records prove themselves, and an index that a power failure damaged is rebuilt from them.
+    another process does, the worst outcome is a miss.
 
     The quota is in bytes of slots, over all groups that were ever stored in the directory. When it
-    is used up, the least recently used records are recycled: first those of groups that no process
-    has open, a whole group before the next, then of all others. Stamps come from one counter.
+    is used up, the store recycles the least recently used records: first those of groups that no
+    process has open, a whole group before the next, then those of all others.
 
-    In a directory that cannot be written to, or on a full disk, it opens for reading: it serves
-    what the slabs hold at that moment and refuses writes until it is opened anew.
+    In a directory that it may not write to, or on a full disk, the store opens for reading: it
+    serves what the slabs hold at that moment and refuses writes until it is opened again.
 
     Thread-safe. Bytes move outside of all locks, straight between the caller's buffers and the
     file. Do not use it across a ``fork``.
 
     ``faults`` counts, in records unless said otherwise:
 
-    - read, and its row taken back: ``corrupt`` (torn or damaged), ``empty``, ``other_key``,
+    - read, and its row cleared: ``corrupt`` (torn or damaged), ``empty``, ``other_key``,
       ``other_version``, ``missing`` (no slab file), ``io`` (unreadable);
     - not written: ``full``, ``no_room`` (all slots are being written), ``read_only``, ``io``,
       ``unreachable`` (no file can be that large);
     - calls that the index refused: ``busy``, ``full``, ``read_only``, ``io``;
-    - ``index``: times that it was lost or damaged, and rebuilt;
-    - ``recycled``: no fault; a slot was written anew while it was read.
+    - ``index``: times that the index was lost or damaged, and rebuilt;
+    - ``recycled``: no fault; a writer recycled a slot while it was being read.
 
     Args:
         directory: on a local file system; created if absent.
         sizes: group fingerprint -> body bytes (``Group.record_bytes``). Keys of other groups are
             misses, and are not written.
-        quota_bytes: None: as much as the disk holds.
+        quota_bytes: None for as much as the disk holds.
 
     Raises:
         ConfigError: the directory cannot be used, or the quota does not hold one record.
@@ -67,7 +95,10 @@ class FileStore:
     ) -> None:
         for fingerprint, size in sizes.items():
             if len(fingerprint) != 16 or size < 1:
-                raise ConfigError(f"group {fingerprint.hex()} of {size} bytes is no group")
+                raise ConfigError(
+                    f"a group has a fingerprint of 16 bytes and a body of at least 1, not "
+                    f"{fingerprint.hex()!r} and {size}"
+                )
             stride = size + footer_bytes(size)
             if quota_bytes is not None and quota_bytes < stride:
                 raise ConfigError(
@@ -77,8 +108,8 @@ class FileStore:
         self.faults: Counter[str] = Counter()
         self._sizes = dict(sizes)
         self._quota = quota_bytes
-        self._ceiling = (0, -math.inf)  # bytes held when the disk was last full, and when
-        self._stranded: list[Place] = []  # claims that the index could not be told to end
+        self._ceiling = (0, -math.inf)  # bytes held when the disk was last full, and the time
+        self._stranded: list[Place] = []  # claims that are still to be ended in the index
         self._left = threading.Condition()  # guards the two below; notified when a caller leaves
         self._inside = 0  # callers in a verb
         self._closed = False
@@ -96,15 +127,15 @@ class FileStore:
     # -- the protocol
 
     def probe(self, keys: Sequence[Key]) -> list[bool]:
-        """Which records seem to be there: what the index says."""
+        """Which records the index has."""
         with self._entered():
             found = self._find(keys)
         return [key in found for key in keys]
 
     def read(self, keys: Sequence[Key], out: Sequence[memoryview]) -> list[bool]:
-        """Read each body into its writable buffer; False: a miss, the buffer is undefined.
+        """Read each body into its writable buffer. False: a miss, and the buffer is undefined.
 
-        A record that fails is counted in ``faults`` and its row is taken back.
+        Count a record that fails in ``faults``, and clear its row.
         """
         bodies = self._views(keys, out)
         with self._entered():
@@ -122,10 +153,10 @@ class FileStore:
         return hits
 
     def write(self, keys: Sequence[Key], records: Sequence[memoryview]) -> list[bool]:
-        """Store each body; True once a read would find it.
+        """Store each body. True: a read finds it from now on.
 
-        A key that the index has is not written again, nor read to make sure: keys name content, so
-        the bytes would be the same, and if the record is bad the next read clears the row.
+        A key that the index has is neither written again nor read to verify it. Keys name content,
+        so the bytes would be the same; if the record is bad, the next read clears the row.
         """
         bodies = dict(zip(keys, self._views(keys, records), strict=True))
         with self._entered():
@@ -135,19 +166,19 @@ class FileStore:
         return [key in present for key in keys]
 
     def touch(self, keys: Sequence[Key]) -> None:
-        """These were hit: recycle them last, the last key last of all."""
+        """Recycle these records last, the last key last of all."""
         with self._entered():
             known = self._known(keys)
             self._catalog.ask(lambda index: index.touch(known))
 
     def delete(self, keys: Sequence[Key]) -> None:
-        """Forget these records and give their bytes back to the file system."""
+        """Forget these records and return their bytes to the file system."""
         with self._entered():
             known = self._known(keys)
             self._catalog.ask(lambda index: index.delete(known, self._catalog.punch))
 
     def close(self) -> None:
-        """Wait for callers to leave, and release all resources. Idempotent."""
+        """Wait for calls under way, then release all resources. Idempotent."""
         with self._left:
             if self._closed:
                 return
@@ -159,24 +190,24 @@ class FileStore:
     # -- for administrators
 
     def usage(self) -> list[Usage]:
-        """What each group of the directory takes, the least recently used first."""
+        """The space that each group of the directory takes, the least recently used first."""
         with self._entered():
             return usage(self._catalog)
 
     def fsck(self, repair: bool = False) -> Report:
-        """Read every record of the directory. Others may go on using it.
+        """Read and verify every record of the directory. Other processes may go on using it.
 
         Args:
-            repair: take back the rows of records that fail, and the slots of dead writers.
+            repair: clear the rows of records that fail, and free the slots of dead writers.
         """
         with self._entered():
             return fsck(self._catalog, repair)
 
     def gc(self, limit: int) -> int:
-        """Give back the least recently used bytes until the directory holds ``limit``.
+        """Drop the least recently used records until the directory holds ``limit`` bytes.
 
         Returns:
-            Bytes given back.
+            Bytes returned to the file system.
         """
         with self._entered():
             return self._catalog.ask(lambda index: index.shrink(limit, self._catalog.punch)) or 0
@@ -204,17 +235,22 @@ class FileStore:
         return self._catalog.ask(lambda index: index.find(known)) or {}
 
     def _views(self, keys: Sequence[Key], buffers: Sequence[memoryview]) -> list[memoryview]:
-        """The buffers as bytes, of the right lengths."""
+        """The buffers as bytes.
+
+        Raises:
+            ConfigError: a buffer has the wrong size for its group.
+        """
         views = [memoryview(buffer).cast("B") for buffer in buffers]
         for key, view in zip(keys, views, strict=True):
             if len(view) != self._sizes.get(key.group, len(view)):
                 raise ConfigError(
-                    f"a buffer of {len(view)} bytes for a record of {self._sizes[key.group]}"
+                    f"a buffer has {len(view)} bytes, a record of its group "
+                    f"{self._sizes[key.group]}"
                 )
         return views
 
     def _allocate(self, keys: Sequence[Key]) -> Grant:
-        """Where to write what is not there yet."""
+        """Claim slots for the keys that are absent; count those that get none."""
         if not self._catalog.writable:
             found = self._find(keys)
             self._catalog.count("read_only", len({*keys} - found.keys()))
@@ -241,15 +277,15 @@ class FileStore:
         return grant
 
     def _take_back(self, bad: Mapping[Key, str], places: Mapping[Key, Place]) -> None:
-        """Clear the rows of records that failed, and count why."""
+        """Clear the rows of records that failed, and count each under its reason."""
         seen = {key: places[key] for key in bad}
         cleared = self._catalog.ask(lambda index: index.clear(seen)) or ()
         for key, why in bad.items():
-            # A row that has changed since: its slot was recycled under the reader, a plain miss.
+            # If the row has changed since, a writer recycled the slot meanwhile: a plain miss.
             self._catalog.count(why if key in cleared else "recycled")
 
     def _limit(self) -> int | None:
-        """How many bytes the directory may hold now."""
+        """Bytes that the directory may hold now; None for no limit."""
         held, since = self._ceiling
         if time.monotonic() - since > RETRY_SECONDS:
             return self._quota
@@ -258,7 +294,11 @@ class FileStore:
     def _put(
         self, claims: Mapping[Key, Place], bodies: Mapping[Key, memoryview]
     ) -> tuple[dict[Key, Place], list[Place]]:
-        """Write records into the slots claimed for them; those that landed, and the others."""
+        """Write records into their claimed slots.
+
+        Returns:
+            The places of the records that landed, and the places of the others.
+        """
         landed: dict[Key, Place] = {}
         failed: dict[Place, str] = {}
         keys = sorted(claims, key=lambda key: key.group)
@@ -270,7 +310,7 @@ class FileStore:
             else:
                 self._catalog.count(failure)
                 failed[place] = failure
-        if "unreachable" in failed.values():  # a slot that no file can be large enough for
+        if "unreachable" in failed.values():  # no file can be large enough for such a slot
             self._catalog.distrust()
         if "full" in failed.values():
             held = self._catalog.ask(Index.held_bytes) or 0
@@ -280,7 +320,11 @@ class FileStore:
         return landed, list(failed)
 
     def _publish(self, landed: Mapping[Key, Place], abandoned: Sequence[Place]) -> set[Key]:
-        """Make what landed findable, and end the other claims; the keys that are present now."""
+        """Publish the records that landed, and end all other claims.
+
+        Returns:
+            The keys that are present now.
+        """
         with self._catalog.lock:
             self._stranded += abandoned
             if not landed and not self._stranded:
@@ -294,5 +338,9 @@ class FileStore:
             return present
 
     def _slab(self, group: bytes, create: bool = False) -> Slab:
-        """The slab of a group; raises OSError."""
+        """The slab of a group.
+
+        Raises:
+            OSError: the slab cannot be opened.
+        """
         return self._catalog.slab(group, self._sizes[group], create)

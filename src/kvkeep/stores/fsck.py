@@ -1,4 +1,4 @@
-"""What a store directory holds, and whether it is whole: for administrators."""
+"""Reports for administrators: what a store directory holds, and which of it is damaged."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ from .rows import Place, SlabRow, SlotRow, State
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What one group's records take."""
+    """The space that one group's records take."""
 
     fingerprint: bytes
     body_bytes: int
     records: int
-    bytes: int  # on disk, free slots included
+    bytes: int  # on disk, including free slots
     open: bool  # some process has it open
-    used: int  # stamp of the newest use; stamps of one directory can be compared
+    used: int  # stamp of the newest use, comparable within one directory
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a check found, in slots. All but holes are counted once."""
+    """Slots by what a check found in them. Each slot counts once; holes do not count."""
 
     good: int  # records that read back whole
     corrupt: int  # rows whose record is torn, damaged or unreadable
     orphaned: int  # rows whose slot holds no record, or another's
     missing: int  # rows whose slab file is gone
-    writing: int  # claimed by a process that lives
+    writing: int  # claimed by a process that is running
     free: int  # bytes on disk that hold no record
     bytes: int  # on disk, of all of these
 
 
 def usage(catalog: Catalog) -> list[Usage]:
-    """What each group of the directory takes, the least recently used first."""
+    """The space that each group of the directory takes, the least recently used first."""
 
     def account(index: Index) -> list[Usage]:
         return [
@@ -58,10 +58,10 @@ def usage(catalog: Catalog) -> list[Usage]:
 
 
 def fsck(catalog: Catalog, repair: bool) -> Report:
-    """Read every record of the directory. Others may go on using it.
+    """Read and verify every record of the directory. Other processes may go on using it.
 
     Args:
-        repair: take back the rows of records that fail, and the slots of dead writers.
+        repair: clear the rows of records that fail, and free the slots of dead writers.
     """
     if repair:
         catalog.heal()
@@ -69,7 +69,7 @@ def fsck(catalog: Catalog, repair: bool) -> Report:
     for slab in catalog.ask(Index.slabs) or ():
         slots = partial(Index.slots, slab=slab)
         found = {slot: _examine(catalog, slab, slot) for slot in catalog.ask(slots) or ()}
-        unchanged = set(catalog.ask(slots) or ())  # others were recycled while we read them
+        unchanged = set(catalog.ask(slots) or ())  # the others changed while we read them
         total.update(state for slot, state in found.items() if slot in unchanged)
         total["bytes"] += slab.held * slab.stride
         if repair:
@@ -84,7 +84,7 @@ def fsck(catalog: Catalog, repair: bool) -> Report:
 
 
 def _examine(catalog: Catalog, slab: SlabRow, slot: SlotRow) -> str:
-    """Which number of a :class:`Report` a slot counts for; ``hole``: none."""
+    """The field of :class:`Report` that a slot counts in; ``hole``: none."""
     if slot.state != State.LIVE:
         return State(slot.state).name.lower()
     record = memoryview(bytearray(slab.stride))

@@ -1,8 +1,8 @@
 """Which record is in which slot: one SQLite file that several processes share.
 
-It is a hint. A row may claim what the slab does not hold (a torn write, another file), so
-readers verify the record and take a row back that proved wrong; a record without a row is as good
-as absent. Losing the index costs nothing but a scan of the slabs' footers.
+The index is a hint. A row may claim what the slab does not hold (a torn write, another file), so
+readers verify the record and clear a row that proves wrong. A record without a row counts as
+absent. Losing the index costs a scan of the slabs' footers.
 
 A slot's life::
 
@@ -10,16 +10,15 @@ A slot's life::
                  |         |
                  +-> FREE <+ -> HOLE                 release, clear; evict for another slab, delete
 
-Every claim of a slot has a ``sequence`` of its own from the one clock; a publish or a clear names
-the sequence that it means, and is void if the slot has been claimed again meanwhile.
+Every claim of a slot gets a ``sequence`` of its own from the directory's one clock. A publish or a
+clear names the sequence that it means, and does nothing if the slot has been claimed again since.
 
-``synchronous=OFF``: what a killed process wrote is in the page cache and survives it; after a power
-failure the index may be damaged, which is found and costs the scan. Nothing waits for the disk.
+``synchronous=OFF``: no transaction waits for the disk. The page cache keeps what a killed process
+wrote. A power failure may damage the index; the next call finds that and rebuilds it.
 """
 
 from __future__ import annotations
 
-import itertools
 import os
 import sqlite3
 from collections import defaultdict
@@ -28,31 +27,39 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ..schema import Key
-from .rows import TABLES, Found, Grant, Place, Punch, SlabRow, SlotRow, State, seek, sound
+from .places import Places, seek
+from .room import Room
+from .rows import (
+    TABLES,
+    Found,
+    Grant,
+    Place,
+    Punch,
+    SlabRow,
+    SlotRow,
+    one_row,
+    read_slabs,
+    sound,
+)
 
 BUSY_SECONDS = 10.0
-"""How long to wait for another process, which holds the index for milliseconds."""
-
-MOST_SEEN = 1 << 16
-"""Places that are remembered, so that they need not be looked up again."""
+"""How long to wait for another process, whose transactions take milliseconds."""
 
 
 class Index:
-    """The rows. Not thread-safe: the store calls it under its lock; processes exclude each other.
+    """The rows. Not thread-safe: the catalog calls it under its lock. Processes exclude each other.
 
     Args:
-        path: the SQLite file, or None for one in memory.
-        found: None opens an existing index; otherwise a new one is made of these slots. Of two
-            records of one page the older one is dropped.
+        path: the SQLite file, or None for an index in memory.
+        found: None to open an existing index; else the slots to make a new one of. Of two records
+            of one page the newer one counts.
 
     Raises:
-        IndexFault: from any method: it is damaged, locked for long, or the disk is full.
+        IndexFault: from any method: the index is damaged or locked for long, or the disk is full.
     """
 
     def __init__(self, path: Path | None, found: Iterable[Found] | None = None) -> None:
         self.ids: dict[bytes, int] = {}  # group fingerprint -> slab id, of the registered ones
-        self._seen: dict[int, dict[bytes, Place]] = defaultdict(dict)  # by slab id and page, ...
-        self._version = 0  # ... in this state of what others wrote
         self._path = path
         mode = "rw" if found is None else "rwc"
         self._db = sqlite3.connect(
@@ -62,10 +69,14 @@ class Index:
             timeout=BUSY_SECONDS,
             check_same_thread=False,
         )
+        self._places = Places(self._db)
+        self._room = Room(self._db, self._places)
         try:
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute("PRAGMA synchronous=OFF")
-            self._db.execute("PRAGMA wal_autocheckpoint=256")  # pages, 1 MiB: a disk may be full
+            self._db.execute(
+                "PRAGMA wal_autocheckpoint=256"
+            )  # pages, 1 MiB: a small log, as a disk may be full
             if found is not None:
                 self._fill(found)
             self._tick(0)  # fails here, not later, if this is no index
@@ -76,7 +87,7 @@ class Index:
             raise
 
     def current(self) -> bool:
-        """Is it open, and does the path still name its file?"""
+        """Whether the index is open and its path still names its file."""
         try:
             same = self._stat is None or os.path.samestat(self._stat, os.stat(str(self._path)))
         except OSError:
@@ -88,16 +99,18 @@ class Index:
         self._open = False
         self._db.close()
 
-    # -- who is here
+    # -- owners
 
     def register(self, owner: str, sizes: Mapping[bytes, int]) -> None:
-        """``owner`` has the slabs of ``sizes`` (fingerprint -> body bytes) open."""
+        """Record that ``owner`` has the slabs of ``sizes`` (fingerprint -> body bytes) open."""
         with self._transaction():
             for name in sizes.items():
                 self._db.execute(
                     "INSERT OR IGNORE INTO slab (fingerprint, body) VALUES (?, ?)", name
                 )
-                (slab,) = self._row("SELECT id FROM slab WHERE fingerprint = ? AND body = ?", *name)
+                (slab,) = one_row(
+                    self._db, "SELECT id FROM slab WHERE fingerprint = ? AND body = ?", *name
+                )
                 self._db.execute("INSERT OR IGNORE INTO owner VALUES (?, ?)", (owner, slab))
                 self.ids[name[0]] = slab
 
@@ -124,28 +137,22 @@ class Index:
     # -- records
 
     def find(self, keys: Iterable[Key]) -> dict[Key, Place]:
-        """Where each record should be that is here. Keys of registered groups only.
-
-        A row is looked up once, until somebody changes it: a look takes longer than the rest."""
-        self._refresh()
+        """The place of each record that the index has. Keys of registered groups only."""
+        self._places.refresh()
         wanted: dict[bytes, list[Key]] = defaultdict(list)
         for key in keys:
             wanted[key.group].append(key)
         found: dict[Key, Place] = {}
         for group, some in wanted.items():
-            seen = self._seen[self.ids[group]]
-            if new := [key.page for key in some if key.page not in seen]:
-                seen |= seek(self._db, self.ids[group], new)
-            found |= {key: seen[key.page] for key in some if key.page in seen}
+            places = self._places.find(self.ids[group], [key.page for key in some])
+            found |= {key: places[key.page] for key in some if key.page in places}
         return found
 
     def allocate(self, keys: Sequence[Key], limit: int | None, owner: str, punch: Punch) -> Grant:
-        """Claim slots for the keys that are not present; stamp those that are.
+        """Claim slots for the keys that are absent; stamp those that are present as used.
 
-        Slots come from this slab's free ones, from growth while all slabs together hold less than
-        ``limit`` bytes (None: no limit), and then from the least recently used records: first of
-        slabs that nobody has open, the longest unused slab first, then of all others. If there is
-        not room for all keys, the last ones get it.
+        :mod:`~kvkeep.stores.room` says where slots come from. If ``limit`` bytes (None: no limit)
+        do not hold all keys, the last ones get slots, whatever their groups.
         """
         order = {key: i for i, key in enumerate(keys)}
         grant = Grant()
@@ -153,18 +160,19 @@ class Index:
             grant.present = set(self.find(order))
             stamp = self._tick(len(keys))
             self._stamp((stamp + order[key], key) for key in grant.present)
+            missing = sorted(order.keys() - grant.present, key=order.__getitem__)
+            present = [self.ids[key.group] for key in grant.present]
+            fit = self._room.fitting([self.ids[key.group] for key in missing], present, limit)
+            fitting = missing[len(missing) - fit :]
             for slab in self.slabs():
-                wanted = [
-                    key for key in order
-                    if key not in grant.present and self.ids[key.group] == slab.id
-                ]  # fmt: skip
-                numbers = sorted(self._take(slab, len(wanted), limit, stamp, punch))
+                wanted = [key for key in fitting if self.ids[key.group] == slab.id]
+                numbers = sorted(self._room.take(slab, len(wanted), limit, stamp, punch))
                 wanted = wanted[len(wanted) - len(numbers) :]
                 places = [
                     Place(slab.id, number, stamp + order[key])
                     for key, number in zip(wanted, numbers, strict=True)
                 ]
-                self._db.executemany(  # before the next slab looks for victims
+                self._db.executemany(  # now, so that the next slab does not take them
                     "INSERT INTO slot VALUES (?, ?, 2, NULL, ?, ?, ?) ON CONFLICT DO UPDATE SET"
                     " (state, page, sequence, used, owner)"
                     " = (2, NULL, excluded.sequence, excluded.used, excluded.owner)",
@@ -176,11 +184,13 @@ class Index:
     def publish(
         self, landed: Mapping[Key, Place], abandoned: Iterable[Place], punch: Punch
     ) -> set[Key]:
-        """Make written records findable; give abandoned slots back.
+        """Let reads find the records that landed, and return the bytes of abandoned slots.
+
+        Free the slot of a record that another process published first. Leave alone a slot that was
+        claimed again.
 
         Returns:
-            The landed keys that are present now, be it because another process was faster. A slot
-            that is not needed for that is freed, one that was claimed again is left alone.
+            The landed keys that are present now, whichever process wrote them.
         """
         with self._transaction():
             published = self._db.executemany(
@@ -189,7 +199,9 @@ class Index:
                 ((key.page, *place) for key, place in landed.items()),
             )
             present = set(landed)
-            if published.rowcount != len(landed):  # others were faster, or claimed a slot again
+            if published.rowcount != len(
+                landed
+            ):  # another process was faster, or claimed a slot again
                 found = self.find(landed)
                 present &= found.keys()
                 for key, place in landed.items():
@@ -198,14 +210,14 @@ class Index:
             freed = [place for place in abandoned if self._release(place)]
             slabs = {slab.id: slab for slab in self.slabs()} if freed else {}
             for place in freed:
-                self._evict(slabs[place.slab], place.number, b"", punch)
+                self._room.evict(slabs[place.slab], place.number, b"", punch)
             return present
 
     def clear(self, places: Mapping[Key, Place]) -> set[Key]:
-        """Take back rows whose record proved bad, unless they have changed since: compare, delete.
+        """Clear the rows of records that proved bad, unless a row has changed since it was read.
 
         Returns:
-            The keys whose rows were unchanged. For the others the reader lost a race to a writer.
+            The keys whose rows were cleared. For the others, a writer was faster than the reader.
         """
         with self._transaction():
             cleared = {key for key, place in places.items() if self._clear(key, place)}
@@ -219,24 +231,24 @@ class Index:
             self._stamp(enumerate(keys, start=self._tick(len(keys))))
 
     def delete(self, keys: Iterable[Key], punch: Punch) -> None:
-        """Forget records and give their bytes back."""
+        """Forget records and return their bytes to the file system."""
         with self._transaction():
             slabs = {slab.id: slab for slab in self.slabs()}
             for key, place in self.find(keys).items():
-                if not self._evict(slabs[place.slab], place.number, key.page, punch):
+                if not self._room.evict(slabs[place.slab], place.number, key.page, punch):
                     self._clear(key, place)
 
     def shrink(self, limit: int, punch: Punch) -> int:
-        """Give back the least recently used bytes until ``limit`` are held.
+        """Drop the least recently used records until all slots hold ``limit`` bytes.
 
         Returns:
-            Bytes given back; fewer than asked for if the file system cannot punch holes.
+            Bytes returned to the file system; fewer than needed if it cannot punch holes.
         """
         freed = 0
         with self._transaction():
             excess = self.held_bytes() - limit
-            for slab, number, page in self._victims(self._tick(1), excess):
-                if freed < excess and self._evict(slab, number, page, punch):
+            for slab, number, page in self._room.victims(self._tick(1), excess):
+                if freed < excess and self._room.evict(slab, number, page, punch):
                     freed += slab.stride
         return freed
 
@@ -244,16 +256,11 @@ class Index:
 
     def held_bytes(self) -> int:
         """Bytes of all slots that are not holes."""
-        return sum(slab.held * slab.stride for slab in self.slabs())
+        return self._room.held_bytes()
 
     def slabs(self) -> list[SlabRow]:
         """All slabs of the directory."""
-        rows = self._db.execute(
-            "SELECT id, fingerprint, body, held,"
-            " coalesce((SELECT max(used) FROM slot WHERE slot.slab = slab.id AND state = 1), 0),"
-            " EXISTS (SELECT 1 FROM owner WHERE owner.slab = slab.id) FROM slab"
-        )
-        return [SlabRow(*row) for row in sound(rows, blob=1)]
+        return read_slabs(self._db)
 
     def slots(self, slab: SlabRow) -> list[SlotRow]:
         """All slots of a slab."""
@@ -267,7 +274,9 @@ class Index:
 
     def _tick(self, count: int) -> int:
         """The first of ``count`` new stamps."""
-        (tick,) = self._row("UPDATE clock SET tick = tick + ? RETURNING tick - ? + 1", count, count)
+        (tick,) = one_row(
+            self._db, "UPDATE clock SET tick = tick + ? RETURNING tick - ? + 1", count, count
+        )
         return tick
 
     def _stamp(self, stamps: Iterable[tuple[int, Key]]) -> None:
@@ -276,79 +285,8 @@ class Index:
             ((stamp, self.ids[key.group], key.page) for stamp, key in stamps),
         )
 
-    def _take(
-        self, slab: SlabRow, count: int, limit: int | None, stamp: int, punch: Punch
-    ) -> list[int]:
-        """Up to ``count`` slots of ``slab`` that may be claimed."""
-        taken = self._numbers(slab, State.FREE, count)
-        self._db.executemany(  # so that they are no victims
-            "UPDATE slot SET state = 2 WHERE slab = ? AND number = ?", ((slab.id, n) for n in taken)
-        )
-        grown = 0
-        (end,) = self._row("SELECT coalesce(max(number) + 1, 0) FROM slot WHERE slab = ?", slab.id)
-        growth = itertools.chain(
-            self._numbers(slab, State.HOLE, count - len(taken)), itertools.count(end)
-        )
-        room = slab.stride * count if limit is None else limit - self.held_bytes()
-        victims = self._victims(stamp, slab.stride * (count - len(taken)))
-        while len(taken) < count:
-            if room >= slab.stride:
-                taken.append(next(growth))
-                grown += 1
-                room -= slab.stride
-            elif victim := next(victims, None):
-                owner, number, page = victim
-                if owner.id == slab.id:
-                    taken.append(number)
-                    self._forget(slab.id, page)
-                elif self._evict(*victim, punch):
-                    room += owner.stride
-            else:
-                break
-        self._hold(slab, grown)
-        return taken
-
-    def _victims(self, stamp: int, need: int) -> Iterator[tuple[SlabRow, int, bytes]]:
-        """Slots that may be recycled, and what page each holds (empty: none), the first to go
-        first: at least ``need`` bytes if there are.
-
-        Nothing stamped at or after ``stamp`` is among them.
-        """
-        ranked = []
-        for slab in self.slabs():
-            rows = self._db.execute(
-                "SELECT used, number, coalesce(page, x'') FROM slot"
-                " WHERE slab = ? AND state <= 1 AND used < ? ORDER BY state, used LIMIT ?",
-                (slab.id, stamp, max(0, need) // slab.stride + 1),
-            )
-            rank = (slab.open, 0 if slab.open else slab.used)
-            ranked += [(*rank, *row, slab) for row in sound(rows, blob=2)]
-        yield from ((slab, number, page) for *_, number, page, slab in sorted(ranked))
-
-    def _numbers(self, slab: SlabRow, state: State, count: int) -> list[int]:
-        rows = self._db.execute(
-            "SELECT number FROM slot WHERE slab = ? AND state = ? LIMIT ?", (slab.id, state, count)
-        )
-        return [number for (number,) in sound(rows)]
-
-    def _evict(self, slab: SlabRow, number: int, page: bytes, punch: Punch) -> bool:
-        """Drop a slot's bytes, and the record of ``page`` (empty: none) with them; False: all stays
-        as it was."""
-        if not punch(slab, number):
-            return False
-        self._forget(slab.id, page)
-        self._db.execute(
-            "UPDATE slot SET state = 3, page = NULL, used = 0 WHERE slab = ? AND number = ?",
-            (slab.id, number),
-        )
-        self._hold(slab, -1)
-        return True
-
-    def _hold(self, slab: SlabRow, change: int) -> None:
-        self._db.execute("UPDATE slab SET held = held + ? WHERE id = ?", (change, slab.id))
-
     def _clear(self, key: Key, place: Place) -> bool:
-        self._forget(place.slab, key.page)
+        self._places.forget(place.slab, key.page)
         cleared = self._db.execute(
             "UPDATE slot SET state = 0, page = NULL, used = 0"
             " WHERE slab = :slab AND number = :number AND state = 1"
@@ -365,35 +303,18 @@ class Index:
         )
         return released.rowcount == 1
 
-    def _row(self, statement: str, *values: object) -> tuple[int, ...]:
-        """The one row of an answer that an intact index always gives."""
-        rows = sound(self._db.execute(statement, values))
-        if len(rows) != 1:
-            raise sqlite3.DatabaseError("a row is missing")
-        return rows[0]
-
     @contextmanager
     def _transaction(self) -> Iterator[None]:
-        """All or nothing, and no other process writes meanwhile."""
+        """Commit all of the block or nothing. No other process writes meanwhile."""
         self._db.execute("BEGIN IMMEDIATE")
         try:
             yield
             self._db.execute("COMMIT")
         except BaseException:
-            self._seen.clear()  # some of it in this transaction
+            self._places.forget_all()  # some of it in this transaction
             if self._db.in_transaction:
                 self._db.execute("ROLLBACK")
             raise
-
-    def _refresh(self) -> None:
-        """Forget what others may have changed, or what is too much to remember."""
-        (version,) = self._row("PRAGMA data_version")
-        if version != self._version or sum(map(len, self._seen.values())) > MOST_SEEN:
-            self._seen.clear()
-        self._version = version
-
-    def _forget(self, slab: int, page: bytes) -> None:
-        self._seen[slab].pop(page, None)
 
     def _fill(self, found: Iterable[Found]) -> None:
         self._db.executescript(TABLES)
@@ -404,7 +325,9 @@ class Index:
                 self._db.execute(
                     "INSERT OR IGNORE INTO slab (fingerprint, body) VALUES (?, ?)", name
                 )
-                (slab,) = self._row("SELECT id FROM slab WHERE fingerprint = ? AND body = ?", *name)
+                (slab,) = one_row(
+                    self._db, "SELECT id FROM slab WHERE fingerprint = ? AND body = ?", *name
+                )
                 page = None if (slab, slot.page) in pages else slot.page
                 if page is not None:
                     pages.add((slab, page))

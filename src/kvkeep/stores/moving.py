@@ -1,5 +1,8 @@
-"""Records between buffers and slabs, checksums included. Hashing a record takes a fraction of the
-time of copying it, and one core does not copy as fast as memory goes: a second thread helps."""
+"""Moves records between buffers and slabs, and seals or verifies them.
+
+Hashing a record takes a fraction of the time of copying it, and one core does not copy as fast as
+memory can: a second thread, the helper, takes part.
+"""
 
 from __future__ import annotations
 
@@ -15,22 +18,22 @@ from .rows import Place
 from .slab import Slab
 
 SEALED = 4 << 20
-"""Bytes that are sealed while as many are written: a second thread pays from here on."""
+"""Bytes that the helper seals while as many are written; with fewer it does not pay."""
 SHARED = 8 << 20
-"""Bytes that two threads read and verify together; of fewer, they only slow each other down."""
+"""Bytes from which on two threads read and verify; with fewer they slow each other down."""
 READ = 2 << 20
-"""Bytes that a thread takes at once: so few that both are done at about the same time."""
+"""Bytes that a thread takes at a time: few, so that both finish at about the same time."""
 
 
 class Records(NamedTuple):
-    """What is to be moved, and where from or to: columns, since there are many. Sorted by group."""
+    """Records to move and their places, as columns of one length, sorted by group."""
 
     keys: list[Key]
     places: list[Place]
     bodies: list[memoryview]
 
     def parts(self, size: int) -> list[Records]:
-        """Runs of one group, of ``size`` bytes or the few more that make records whole."""
+        """Split into parts of one group each, of ``size`` bytes rounded up to whole records."""
         cuts, start = [], 0
         for _, same in groupby(key.group for key in self.keys):
             end = start + len(list(same))
@@ -42,18 +45,18 @@ class Records(NamedTuple):
 
     @property
     def numbers(self) -> list[int]:
-        """Slots in the slab."""
+        """The slot of each record."""
         return [place.number for place in self.places]
 
 
 Open = Callable[[bytes], Slab]
-"""The slab of a group; raises OSError."""
+"""Opens the slab of a group; raises OSError."""
 Failures = list[str | None]
-"""What went wrong, by record."""
+"""Per record the kind of its fault; None: it landed."""
 
 
 def save(records: Records, slab: Open, helper: Executor) -> Failures:
-    """Seal and write ``records``. The helper seals what is written next."""
+    """Seal and write ``records``. The helper seals one part while this thread writes another."""
     parts = records.parts(SEALED)
     failures, ahead = Failures(), None
     for at, part in enumerate(parts):
@@ -64,12 +67,12 @@ def save(records: Records, slab: Open, helper: Executor) -> Failures:
 
 
 def load(records: Records, slab: Open, helper: Executor) -> Failures:
-    """Read and verify ``records``. The helper takes parts, too, when it can, unless a disk is read:
-    two threads would disturb the system's readahead."""
+    """Read and verify ``records``. The helper takes parts of a large batch from the page cache; it
+    does not read from a disk, where two threads disturb the kernel's readahead."""
     parts = records.parts(READ)
     if sum(map(len, records.bodies)) < SHARED or not _in_memory(records, slab):
         return [failure for part in parts for failure in _read(part, slab)]
-    left = iter(range(len(parts)))  # of both threads
+    left = iter(range(len(parts)))  # shared by both threads
 
     def work() -> dict[int, Failures]:
         return {at: _read(parts[at], slab) for at in left}
@@ -77,7 +80,7 @@ def load(records: Records, slab: Open, helper: Executor) -> Failures:
     other = helper.submit(work)
     try:
         done = work()
-    finally:  # whatever happens: nobody may write into buffers that were given back
+    finally:  # the buffers are the caller's again when this returns
         if not other.cancel():
             wait((other,))
     if not other.cancelled():
@@ -86,11 +89,11 @@ def load(records: Records, slab: Open, helper: Executor) -> Failures:
 
 
 def _in_memory(records: Records, slab: Open) -> bool:
-    """Whether the first and the last of them are in the page cache."""
+    """Whether the first and the last record are in the page cache."""
     try:
         ends = [(records.keys[at].group, records.places[at].number) for at in (0, -1)]
         return all(slab(group).in_memory(number) for group, number in ends)
-    except OSError:  # no such slab: reading will tell
+    except OSError:  # no such slab: the read counts it
         return True
 
 

@@ -5,9 +5,9 @@
     | body ... | magic version length sequence group page | digest | zeros ... |
     0        length                                 length + 80    + 96   whole blocks
 
-The digest is xxh3-128 over the fields and the body, so a record proves by itself whose it is and
-that it is whole: no index, no ``fsync`` and no write order is needed to trust what was read. It
-guards against accidents, not against somebody who can write to the storage.
+The digest is xxh3-128 over the fields and the body. So a record proves by itself which key it has
+and that it is whole: a reader needs no index, no ``fsync`` and no write order to trust it. The
+digest guards against accidents, not against an attacker who can write to the storage.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ _SEALED = struct.Struct(f"<{_SIZE}s16s")  # all fields, digest
 
 
 class Verdict(enum.Enum):
-    """What a body and a footer turned out to be."""
+    """What verifying a body and a footer found."""
 
-    GOOD = enum.auto()  # the record that was asked for, whole
-    EMPTY = enum.auto()  # zeros: nothing was ever written here, or it was given back
-    OTHER_KEY = enum.auto()  # somebody else's record
+    GOOD = enum.auto()  # the wanted record, whole
+    EMPTY = enum.auto()  # zeros: never written, or returned to the file system
+    OTHER_KEY = enum.auto()  # the record of another key
     OTHER_VERSION = enum.auto()  # written by another version of this code
     CORRUPT = enum.auto()  # torn or damaged
 
 
 class Footer(NamedTuple):
-    """A footer's fields. They are claims until :func:`verify` has seen the body."""
+    """A footer's fields. They are claims until :func:`verify` has checked the body."""
 
     key: Key
     sequence: int  # grows with every record written to one directory
@@ -48,21 +48,21 @@ class Footer(NamedTuple):
 
 
 def footer_bytes(body: int) -> int:
-    """Bytes of the footer of so many bytes of body: both together are whole blocks."""
+    """Bytes of the footer behind ``body`` bytes of body: both together are whole blocks."""
     return -(-(body + _SEALED.size) // BLOCK) * BLOCK - body
 
 
 def seal(key: Key, sequence: int, body: memoryview) -> bytes:
-    """The footer to put behind ``body``."""
+    """The footer of ``body``."""
     fields = _FIELDS.pack(MAGIC, FORMAT_VERSION, len(body), sequence, key.group, key.page)
     return (fields + _digest(fields, body)).ljust(footer_bytes(len(body)), b"\0")
 
 
 def parse(footer: bytes | memoryview) -> Footer | Verdict:
-    """What a footer claims, without its body; a verdict if it claims nothing.
+    """Decode a footer without its body.
 
     Returns:
-        A :class:`Footer`, or one of ``EMPTY``, ``OTHER_VERSION`` and ``CORRUPT``.
+        A :class:`Footer`, or ``EMPTY``, ``OTHER_VERSION`` or ``CORRUPT`` if it is none.
     """
     magic, version, length, sequence, group, page = _FIELDS.unpack_from(footer)
     if magic == bytes(len(MAGIC)):
@@ -75,7 +75,7 @@ def parse(footer: bytes | memoryview) -> Footer | Verdict:
 
 
 def verify(footer: bytes | memoryview, key: Key, body: memoryview) -> Verdict:
-    """Is this the whole record of ``key``? Only ``GOOD`` lets a body be used."""
+    """Whether footer and body are the whole record of ``key``. Use a body only if ``GOOD``."""
     fields, digest = _SEALED.unpack_from(footer)
     if fields[:_LENGTH] != _BEGIN or fields[_KEY:] != key.group + key.page:
         claims = parse(footer)

@@ -1,10 +1,10 @@
-"""The words of the index: its tables, the states of a slot, and its rows as they are read."""
+"""The tables of the index, the states of a slot, and rows as the index reads them."""
 
 from __future__ import annotations
 
 import enum
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -12,7 +12,6 @@ from ..schema import Key
 from .record import footer_bytes
 
 MAX_SEQUENCE = 1 << 61
-_VARIABLES = 1000  # of one statement; SQLite's own limit is 32,766
 _LIMIT = 1 << 62  # integers in an intact index are below this
 
 TABLES = """
@@ -30,16 +29,16 @@ CREATE TABLE owner (id TEXT NOT NULL, slab INTEGER NOT NULL, PRIMARY KEY (id, sl
 
 
 class State(enum.IntEnum):
-    """Of a slot."""
+    """The state of a slot."""
 
-    FREE = 0  # has bytes on disk, nothing of worth in them
-    LIVE = 1  # holds the record of ``page``, as far as the index knows
-    WRITING = 2  # ``owner`` is writing; no page until it publishes
-    HOLE = 3  # its bytes were given back to the file system; not counted in ``held``
+    FREE = 0  # has bytes on disk, but no record
+    LIVE = 1  # should hold the record of ``page``
+    WRITING = 2  # ``owner`` is writing it; it has no page until the publish
+    HOLE = 3  # the file system has its bytes; not counted in ``held``
 
 
 class Place(NamedTuple):
-    """A slot as it was claimed once."""
+    """One claim of a slot."""
 
     slab: int  # id
     number: int
@@ -47,7 +46,7 @@ class Place(NamedTuple):
 
 
 class SlabRow(NamedTuple):
-    """A slab as the index sees it."""
+    """The row of a slab."""
 
     id: int
     fingerprint: bytes
@@ -63,7 +62,7 @@ class SlabRow(NamedTuple):
 
 
 class SlotRow(NamedTuple):
-    """A slot as the index sees it."""
+    """The row of a slot."""
 
     number: int
     state: int
@@ -72,7 +71,7 @@ class SlotRow(NamedTuple):
 
 
 class Found(NamedTuple):
-    """A slot as a scan of the slabs found it."""
+    """A slot that a scan of the slabs found."""
 
     fingerprint: bytes
     body: int
@@ -83,23 +82,27 @@ class Found(NamedTuple):
 
 @dataclass(slots=True)
 class Grant:
-    """What ``allocate`` decided; a key in neither got no room."""
+    """The answer of ``allocate``; a key in neither field got no room."""
 
-    present: set[Key] = field(default_factory=set)  # need not be written
-    claims: dict[Key, Place] = field(default_factory=dict)  # to be written there, then published
+    present: set[Key] = field(default_factory=set)  # there already
+    claims: dict[Key, Place] = field(default_factory=dict)  # write there, then publish
 
 
 IndexFault = (sqlite3.Error, UnicodeDecodeError)
-"""What a statement may raise: messages quote a damaged schema, which Python then cannot decode."""
+"""What a statement may raise. Messages quote the schema; Python cannot decode a damaged one."""
 
 Punch = Callable[[SlabRow, int], bool]
-"""Gives the bytes of a slab's slot back to the file system; False: it cannot.
+"""Returns the bytes of a slab's slot to the file system. False: it cannot punch holes.
 
-Called inside the transaction: later, it would hit a record that another process put there."""
+Called inside the transaction: later it could destroy a record that another process put there."""
 
 
 def sound(rows: Iterable[tuple[Any, ...]], blob: int = -1) -> list[tuple[Any, ...]]:
-    """``rows``, if their types are those that were put in: bytes at ``blob``, else integers."""
+    """``rows`` as a list, checked: bytes at position ``blob``, integers in range elsewhere.
+
+    Raises:
+        sqlite3.DatabaseError: a row is damaged.
+    """
     rows = list(rows)
     for position, column in enumerate(zip(*rows, strict=True)):
         intact = set(map(type, column)) == {bytes if position == blob else int}
@@ -108,17 +111,23 @@ def sound(rows: Iterable[tuple[Any, ...]], blob: int = -1) -> list[tuple[Any, ..
     return rows
 
 
-def seek(
-    db: sqlite3.Connection, slab: int, pages: Sequence[bytes]
-) -> Iterator[tuple[bytes, Place]]:
-    """The pages of a slab that have a record, and where: one statement for many of them, which
-    takes a sixth of the time of one each."""
-    for start in range(0, len(pages), _VARIABLES):
-        part = pages[start : start + _VARIABLES]
-        rows = db.execute(
-            "SELECT page, slab, number, sequence FROM slot INDEXED BY slot_page"
-            f" WHERE slab = ? AND state = 1 AND page IN ({', '.join('?' * len(part))})",
-            (slab, *part),
-        )
-        for row in sound(rows, blob=0):
-            yield row[0], Place._make(row[1:])
+def one_row(db: sqlite3.Connection, statement: str, *values: object) -> tuple[int, ...]:
+    """The one row, of integers, that ``statement`` always gives on an intact index.
+
+    Raises:
+        sqlite3.DatabaseError: the row is missing or damaged.
+    """
+    rows = sound(db.execute(statement, values))
+    if len(rows) != 1:
+        raise sqlite3.DatabaseError("a row is missing")
+    return rows[0]
+
+
+def read_slabs(db: sqlite3.Connection) -> list[SlabRow]:
+    """All slabs of the directory."""
+    rows = db.execute(
+        "SELECT id, fingerprint, body, held,"
+        " coalesce((SELECT max(used) FROM slot WHERE slot.slab = slab.id AND state = 1), 0),"
+        " EXISTS (SELECT 1 FROM owner WHERE owner.slab = slab.id) FROM slab"
+    )
+    return [SlabRow(*row) for row in sound(rows, blob=1)]

@@ -1,4 +1,4 @@
-"""One file of equal slots, each a body and a footer. Bytes only: who owns a slot is the index's."""
+"""One file of equal slots, each a body and a footer. The index knows which records they hold."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _BUFFERS = 1024  # of one preadv or pwritev (Linux' IOV_MAX)
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2  # <linux/falloc.h>
 
 _PORTION = 1 << 20
-"""Bytes of one, and so aligned: where the page cache has large folios (ext4 since Linux 6.16), a
-write of 2 MiB takes ten times as long per byte, and one astride two takes more."""
+"""Bytes of one write at most, aligned to as many. Where the page cache has large folios (ext4 since
+Linux 6.16), a write of 2 MiB takes ten times as long per byte, and one across a boundary longer."""
 
 
 class Slab:
@@ -28,16 +28,16 @@ class Slab:
         | body footer | body footer | ...
         0           stride      2 stride
 
-    Thread-safe: all I/O is positioned, and nothing here keeps a position.
+    Thread-safe: all I/O gives its own position.
 
     Args:
         path: the file.
         body_bytes: of each record.
         writable: False opens for reading only.
-        create: whether an absent file is made.
+        create: make the file if it is absent.
 
     Raises:
-        OSError: it cannot be opened.
+        OSError: the file cannot be opened.
     """
 
     def __init__(self, path: Path, body_bytes: int, writable: bool, create: bool) -> None:
@@ -49,7 +49,7 @@ class Slab:
         self._stat = os.fstat(self._fd)
 
     def current(self) -> bool:
-        """Does the path still name the file that is open here?"""
+        """Whether the path still names the open file."""
         try:
             return os.path.samestat(os.stat(self.path), self._stat)
         except OSError:
@@ -58,16 +58,15 @@ class Slab:
     def read(
         self, slots: Sequence[int], bodies: Sequence[memoryview], footers: Sequence[memoryview]
     ) -> list[Exception | None]:
-        """Fill bodies and footers from slots; what lies past the end of the file stays as it was.
+        """Fill bodies and footers from slots. Past the end of the file, buffers stay unchanged.
 
         Returns:
-            Per slot, what went wrong.
+            Per slot, its error or None.
         """
         return self._move(os.preadv, slots, bodies, footers, None)
 
     def in_memory(self, slot: int) -> bool:
-        """Whether reading a slot's footer would not wait for a disk; where that cannot be told, it
-        is taken for granted."""
+        """Whether the end of a slot is in the page cache; True where the system cannot tell."""
         try:
             os.preadv(self._fd, [bytearray(1)], (slot + 1) * self.stride - 1, os.RWF_NOWAIT)
         except BlockingIOError:
@@ -82,12 +81,12 @@ class Slab:
         """Write bodies and footers into slots.
 
         Returns:
-            Per slot, what went wrong; the slot's bytes are then undefined.
+            Per slot, its error or None. After an error the slot's bytes are undefined.
         """
         return self._move(os.pwritev, slots, bodies, footers, _PORTION)
 
     def footers(self) -> Iterator[tuple[int, bytes]]:
-        """Each whole slot that has bytes on disk, with its footer.
+        """The number and footer of each whole slot that has bytes on disk.
 
         Raises:
             OSError: the file cannot be read.
@@ -109,10 +108,10 @@ class Slab:
             slot += 1
 
     def punch(self, slot: int) -> bool:
-        """Give a slot's bytes back to the file system; it then reads as zeros.
+        """Return a slot's bytes to the file system; the slot then reads as zeros.
 
         Returns:
-            False where the platform or the file system cannot do that.
+            False where the platform or the file system cannot punch holes.
         """
         libc = ctypes.CDLL(None, use_errno=True)
         offset, length = ctypes.c_int64(slot * self.stride), ctypes.c_int64(self.stride)
@@ -122,7 +121,7 @@ class Slab:
             return False
 
     def close(self) -> None:
-        """Close the file. Nobody may be reading or writing."""
+        """Close the file. Call it when no thread reads or writes any more."""
         os.close(self._fd)
 
     def _move(
@@ -140,16 +139,16 @@ class Slab:
             buffers = [part for i in run for part in (bodies[i], footers[i])]
             try:
                 _transfer(call, self._fd, buffers, slots[run[0]] * self.stride, portion)
-            except (OSError, OverflowError) as error:  # an absurd slot overflows
+            except (OSError, OverflowError) as error:  # the offset of an absurd slot overflows
                 if len(run) == 1:
                     failed[run[0]] = error
-                else:  # one bad block must not cost its neighbours
+                else:  # retry one by one: a bad block must not cost its neighbours
                     runs += [[i] for i in run]
         return failed
 
 
 def _runs(slots: Sequence[int]) -> Iterator[list[int]]:
-    """Positions in ``slots``, grouped so that each group's slots are neighbours in the file."""
+    """Positions in ``slots``, in runs whose slots are neighbours in the file."""
     run: list[int] = []
     for i in sorted(range(len(slots)), key=slots.__getitem__):
         if run and slots[i] != slots[run[-1]] + 1:
@@ -167,10 +166,10 @@ def _transfer(
     offset: int,
     portion: int | None,
 ) -> None:
-    """Move all of ``buffers``, however little one call moves; a read stops at the file's end.
+    """Move all of ``buffers``, in as many calls as it takes; a read stops at the file's end.
 
     Args:
-        portion: bytes of one call at most, and aligned; None: no limit.
+        portion: no call crosses a multiple of so many bytes; None: no limit.
     """
     left = sum(map(len, buffers))
     while left:
@@ -186,7 +185,7 @@ def _transfer(
 
 
 def _rest(buffers: list[memoryview], moved: int) -> list[memoryview]:
-    """What is left when the first ``moved`` bytes are done, which are not all."""
+    """The buffers without their first ``moved`` bytes, which are fewer than all."""
     ends = list(accumulate(map(len, buffers)))
     first = bisect_right(ends, moved)
     rest = buffers[first:]
@@ -195,7 +194,7 @@ def _rest(buffers: list[memoryview], moved: int) -> list[memoryview]:
 
 
 def _cut(buffers: list[memoryview], room: int) -> list[memoryview]:
-    """Of ``buffers``, ``room`` bytes at most; the last one may be cut."""
+    """The first ``room`` bytes of ``buffers`` at most; the last buffer may be cut."""
     part = []
     for buffer in buffers:
         part.append(buffer[:room])

@@ -1,4 +1,4 @@
-"""Stores that misbehave on purpose, by wrapping one that does not: no patching."""
+"""Wrappers that make any store slow or faulty on purpose."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..stores.base import Store
 
 
 class WrapperStore:
-    """Passes every verb on; subclass it to change one."""
+    """Passes every verb on to ``inner``. Subclass it to change one."""
 
     def __init__(self, inner: Store) -> None:
         self.inner = inner
@@ -47,8 +47,9 @@ class WrapperStore:
 
 
 class ThrottledStore(WrapperStore):
-    """A store behind a thin pipe: its bytes pass at ``bytes_per_second``, which may be changed at
-    any time, also for those that are passing; infinity is no pipe at all."""
+    """A store whose reads and writes move ``bytes_per_second`` at most; infinity is no limit.
+
+    Any thread may change the rate at any time; it also applies to calls under way."""
 
     def __init__(self, inner: Store, bytes_per_second: float) -> None:
         super().__init__(inner)
@@ -74,25 +75,25 @@ class ThrottledStore(WrapperStore):
 
 @dataclass(frozen=True, slots=True)
 class Faults:
-    """How often what goes wrong. Shares are from 0 (never) to 1 (always)."""
+    """What goes wrong how often. Shares are from 0 (never) to 1 (always)."""
 
-    fail: float = 0.0  # of calls that raise StoreError instead of doing anything
-    corrupt: float = 0.0  # of records that read as a miss, with garbage left in the buffer
-    lose: float = 0.0  # of records that a write reports as stored and drops
-    delay: float = 0.0  # seconds that each call takes longer
+    fail: float = 0.0  # share of calls that raise StoreError and do nothing else
+    corrupt: float = 0.0  # share of records whose read misses and leaves garbage in the buffer
+    lose: float = 0.0  # share of records that a write drops and reports as stored
+    delay: float = 0.0  # seconds added to each call
 
 
 class FaultyStore(WrapperStore):
-    """Fails, lags, stalls, corrupts and loses, the same way for the same seed and calls.
+    """Fails, delays, stalls, corrupts and loses. The same seed and calls give the same faults.
 
-    What happens to a record depends on the seed, the verb, the key and how often that verb has seen
-    that key, not on what other threads do meanwhile; what happens to a call, on its first key.
-    ``plan`` may be replaced at any time.
+    The fate of a record depends on the seed, the verb, the key and how often that verb has seen
+    that key, but not on other threads. The fate of a call is that of its first key. Any thread may
+    replace ``plan`` at any time.
 
     Args:
         inner: the store that does the work.
-        plan: what goes wrong.
-        seed: of all decisions.
+        plan: what goes wrong how often.
+        seed: the seed of all decisions.
     """
 
     def __init__(self, inner: Store, plan: Faults, seed: int = 0) -> None:
@@ -105,11 +106,11 @@ class FaultyStore(WrapperStore):
         self._flowing.set()
 
     def stall(self) -> None:
-        """Let calls hang from now on, until :meth:`resume`. Also those of ``close``."""
+        """Make all calls hang until :meth:`resume`, including ``close``."""
         self._flowing.clear()
 
     def resume(self) -> None:
-        """Let calls through, those that hang included."""
+        """Let all calls through, including those that hang."""
         self._flowing.set()
 
     def probe(self, keys: Sequence[Key]) -> list[bool]:
@@ -154,7 +155,7 @@ class FaultyStore(WrapperStore):
         super().close()
 
     def _suffer(self, verb: str, keys: Sequence[Key]) -> None:
-        """What may happen to a call as a whole."""
+        """Delay, stall or fail a whole call."""
         time.sleep(self.plan.delay)
         self._flowing.wait()
         if keys and self._strikes(verb, keys[0], self.plan.fail):
