@@ -53,8 +53,8 @@ _HISTORY = ("dying", "used", "hits", "reused", "priority", "stored")  # what an 
 class FreeList:
     """Numbers that nobody has, of page ids or slots; the last ones given back go first."""
 
-    def __init__(self, capacity: int) -> None:
-        self._stack = np.empty(0, dtype=np.intp)
+    def __init__(self, capacity: int, dtype: type = np.intp) -> None:
+        self._stack: NDArray[Any] = np.empty(0, dtype=dtype)
         self._size = 0
         self.grow(capacity)
 
@@ -69,14 +69,15 @@ class FreeList:
     def grow(self, capacity: int) -> None:
         """Numbers from the old capacity to the new one are free, too."""
         old = len(self._stack)
-        self._stack = np.concatenate((self._stack, np.empty(capacity - old, dtype=np.intp)))
+        self._stack = np.concatenate((self._stack, np.empty(capacity - old, self._stack.dtype)))
         self.give(np.arange(capacity - 1, old - 1, -1))
 
-    def take(self, size: int) -> Ids:
+    def take(self, size: int) -> NDArray[Any]:
         """``size`` of them, in order, so that they are neighbours where that can be; there must be
         as many."""
         self._size -= size
-        taken: Ids = np.sort(self._stack[self._size : self._size + size])
+        taken = self._stack[self._size : self._size + size].copy()
+        taken.sort()
         return taken
 
     def give(self, ids: Ids) -> None:

@@ -7,7 +7,8 @@ changes their slot, state and pins. Only the scheduler's thread touches it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,11 +30,15 @@ from .pages import (
 )
 from .policy import Order
 
-_FREE, _PRIVATE, _NOBODY = (constant(owner, np.int32) for owner in (-1, -2, -3))  # no page ids
+_FREE, _PRIVATE, _NOBODY = (constant(owner, np.intp) for owner in (-1, -2, -3))  # no page ids
 _SELECT, _LEAST = 0.02, 256  # share of a tier that one look for victims puts in order, and pages
 _MOST_OFFERED = 1 << 12
 _BLOCK, _SAMPLE = 1 << 15, 1 << 12  # pages looked at at a time; to guess where the share ends
 _NO_KEYS = np.empty(0, dtype=np.int64)
+
+Groups = int | tuple[int, ...]
+"""Whose rows: one group's, by index, or those of several groups, which one NumPy call changes at
+once. Arrays of slots are ``[pages]`` for an index, and ``[groups, pages]`` for a tuple."""
 
 
 class Tier:
@@ -52,11 +57,14 @@ class Tier:
         self.capacity = tuple(capacity)
         self.evicted = [0] * len(capacity)  # pages, by group; only ever grows
         self._order = order
-        # by slot, and where NO_SLOT leads to: nobody
-        self._owner = [np.append(np.full(n, _FREE), _NOBODY) for n in capacity]
-        self._free = [FreeList(n) for n in capacity]
+        # by slot, group after group: its page, _FREE or _PRIVATE; where NO_SLOT leads to: _NOBODY
+        self._owners = np.concatenate([np.append(np.full(n, _FREE), _NOBODY) for n in capacity])
+        self._starts = np.cumsum([0, *(n + 1 for n in capacity)])[:-1]
+        self._owner = np.split(self._owners, self._starts[1:])  # by group; views
+        self._free = [FreeList(n, np.int32) for n in capacity]
         self._busy = [0] * len(capacity)  # slots that are private, being filled, or pinned
         self._queues = [_Queue(self, group, order) for group in range(len(capacity))]
+        self._columns: dict[Groups, _Columns] = {}
 
     @property
     def name(self) -> str:
@@ -71,76 +79,98 @@ class Tier:
         """Slots that are free, or that evicting everything idle would free."""
         return self.capacity[group] - self._busy[group]
 
-    def reserve(self, group: int, wanted: int) -> Slots | None:
-        """``wanted`` private slots, or None if fewer are free. Evicts nothing."""
-        if wanted > len(self._free[group]):
-            return None
-        slots = self._free[group].take(wanted)
-        if count(self._owner[group][slots] != _FREE) or count(slots[1:] == slots[:-1]):
-            raise InvariantError(f"a {self.name} slot is reserved that somebody has")
-        self._owner[group][slots] = _PRIVATE
-        self._busy[group] += wanted
-        return slots.astype(np.int32)
+    def reserve(self, groups: Groups, wanted: int) -> Slots | None:
+        """``wanted`` private slots of each group, or None if one has fewer free. Evicts nothing."""
+        of = self._of(groups)
+        for group in of.groups:
+            if wanted > len(self._free[group]):
+                return None
+        taken: list[Slots] = []
+        for group in of.groups:
+            taken.append(self._free[group].take(wanted))
+            self._busy[group] += wanted
+        slots = of.joined(taken)
+        if wanted:
+            places = of.places(slots)
+            if count(of.owner[places] != _FREE) or count(slots[..., 1:] == slots[..., :-1]):
+                raise InvariantError(f"a {self.name} slot is reserved that somebody has")
+            of.owner[places] = _PRIVATE
+        return slots
 
-    def free(self, group: int, slots: Slots) -> None:
+    def free(self, groups: Groups, slots: Slots) -> None:
         """Give private slots back."""
-        if not len(slots):
+        if not slots.size:
             return
-        at = self._private(group, slots)
-        self._owner[group][at] = _FREE
-        self._free[group].give(at)
-        self._busy[group] -= len(at)
+        of = self._of(groups)
+        of.owner[self._private(of, slots)] = _FREE
+        for group, mine in of.each(slots):
+            self._free[group].give(mine)
+            self._busy[group] -= len(mine)
 
-    def adopt(self, group: int, pages: Ids, slots: Slots, state: Residence) -> None:
+    def adopt(self, groups: Groups, pages: Ids, slots: Slots, state: Residence) -> None:
         """Rows without a slot take over private ones."""
-        at, states = self._private(group, slots), self.table.state[self.index, group]
-        if count(states[pages]):
+        of = self._of(groups)
+        rows, places = of.rows(pages), self._private(of, slots)
+        if count(of.state[rows]):
             raise InvariantError("a row adopts a second slot")
-        self.table.slot[self.index, group][pages] = slots
-        states[pages] = STATES[state]
-        self._owner[group][at] = pages
+        of.slot[rows] = slots
+        of.state[rows] = STATES[state]
+        of.owner[places] = pages
         if state == Residence.LIVE:
-            self._live(group, pages)
+            self._live(of, pages)
 
-    def publish(self, group: int, pages: Ids) -> None:
+    def publish(self, groups: Groups, pages: Ids) -> None:
         """The bytes of rows that were WRITING are there. Stamps nothing."""
-        self._expect(group, pages, Residence.WRITING)
-        self.table.state[self.index, group][pages] = LIVE
-        self._live(group, pages)
+        of = self._of(groups)
+        rows = of.rows(pages)
+        self._expect(of, rows, Residence.WRITING)
+        of.state[rows] = LIVE
+        self._live(of, pages)
 
-    def drop(self, group: int, pages: Ids) -> None:
+    def drop(self, groups: Groups, pages: Ids) -> None:
         """Rows lose their slots, which become free. None of them is pinned."""
         if not len(pages):
             return
-        row, state = self.table.slot[self.index, group], self.table.state[self.index, group]
-        if count(self.table.pins[self.index, group][pages]):
+        of = self._of(groups)
+        rows = of.rows(pages)
+        if count(of.pins[rows]):
             raise InvariantError("a pinned slot is dropped")
-        slots = self._own(group, pages)
-        self._busy[group] -= count(state[pages] == WRITING)
-        row[pages] = NO_SLOT
-        state[pages] = ABSENT
-        self._owner[group][slots] = _FREE
-        self._free[group].give(slots)
+        slots = of.slot[rows]
+        of.owner[self._own(of, pages, slots)] = _FREE
+        for group, writing in of.each(of.state[rows] == WRITING):
+            self._busy[group] -= count(writing)
+        of.slot[rows] = NO_SLOT
+        of.state[rows] = ABSENT
+        for group, mine in of.each(slots):
+            self._free[group].give(mine)
 
-    def pin(self, group: int, pages: Ids) -> Slots:
+    def pin(self, groups: Groups, pages: Ids) -> Slots:
         """Keep LIVE rows where they are; returns their slots."""
-        self._expect(group, pages, Residence.LIVE)
-        pins = self.table.pins[self.index, group]
-        before = pins[pages]
-        slots = self._own(group, pages)
-        self._busy[group] += len(pages) - count(before)
-        pins[pages] = before + ONE
-        return slots.astype(np.int32)
+        of = self._of(groups)
+        rows = of.rows(pages)
+        slots: Slots = of.slot[rows]
+        if len(pages):
+            self._expect(of, rows, Residence.LIVE)
+            self._own(of, pages, slots)
+            before = of.pins[rows]
+            of.pins[rows] = before + ONE
+            for group, pinned in of.each(before):
+                self._busy[group] += len(pages) - count(pinned)
+        return slots
 
-    def unpin(self, group: int, pages: Ids) -> None:
+    def unpin(self, groups: Groups, pages: Ids) -> None:
         """Take back one pin of each."""
-        pins = self.table.pins[self.index, group]
-        after = pins[pages] - ONE
+        if not len(pages):
+            return
+        of = self._of(groups)
+        rows = of.rows(pages)
+        after = of.pins[rows] - ONE
         if count(after < ZERO):
             raise InvariantError("a slot is pinned less than never")
-        self._busy[group] -= len(pages) - count(after)
-        pins[pages] = after
-        self._queues[group].offer(pages)
+        of.pins[rows] = after
+        for group, pinned in of.each(after):
+            self._busy[group] -= len(pages) - count(pinned)
+            self._queues[group].offer(pages)
 
     def offer(self, group: int, pages: Ids) -> None:
         """The order of these pages has changed to earlier."""
@@ -173,27 +203,35 @@ class Tier:
         The caller drops or pins all of them before it asks again."""
         return self._queues[group].take(most)
 
-    def _private(self, group: int, slots: Slots) -> Ids:
-        """The slots as indices; all must be private."""
-        at = slots.astype(np.intp)
-        if count(self._owner[group][at] != _PRIVATE):
+    def _of(self, groups: Groups) -> _Columns:
+        """The columns of these groups. A table that grew has others."""
+        of = self._columns.get(groups)
+        if of is None or of.source is not self.table.slot:
+            of = self._columns[groups] = _Columns(self, groups)
+        return of
+
+    def _private(self, of: _Columns, slots: Slots) -> Ids:
+        """Where the owners of these slots are noted; all must be private."""
+        places = of.places(slots)
+        if count(of.owner[places] != _PRIVATE):
             raise InvariantError(f"a {self.name} slot is given away that is not private")
-        return at
+        return places
 
-    def _own(self, group: int, pages: Ids) -> Ids:
-        """The slots of these rows as indices; all must have one that is their own."""
-        slots: Ids = self.table.slot[self.index, group][pages].astype(np.intp)
-        if count(self._owner[group][slots] != pages):
+    def _own(self, of: _Columns, pages: Ids, slots: Slots) -> Ids:
+        """Where the owners of these rows' slots are noted; each row must own its slot."""
+        places = of.places(slots)
+        if count(of.owner[places] != pages):
             raise InvariantError(f"a {self.name} row without a slot of its own is used")
-        return slots
+        return places
 
-    def _live(self, group: int, pages: Ids) -> None:
+    def _live(self, of: _Columns, pages: Ids) -> None:
         """The bytes of these rows are there now."""
-        self._busy[group] -= len(pages)
-        self._queues[group].offer(pages)
+        for group in of.groups:
+            self._busy[group] -= len(pages)
+            self._queues[group].offer(pages)
 
-    def _expect(self, group: int, pages: Ids, state: Residence) -> None:
-        if count(self.table.state[self.index, group][pages] != STATES[state]):
+    def _expect(self, of: _Columns, rows: Ids, state: Residence) -> None:
+        if count(of.state[rows] != STATES[state]):
             raise InvariantError(f"a {self.name} row is not {state.name} where it must be")
 
     def sift(self, filling: Sequence[Slots]) -> Ids:
@@ -255,6 +293,45 @@ class Tier:
     def private(self, group: int) -> int:
         """Slots that callers have reserved and no row has."""
         return count(self._owner[group] == _PRIVATE)
+
+
+class _Columns:
+    """Views of one group's rows in a tier and of its slots' owners, or of those of several groups
+    as flat arrays, in which a group's part begins at ``_row`` and at ``_place``."""
+
+    def __init__(self, tier: Tier, groups: Groups) -> None:
+        index, table = np.array(groups), tier.table
+        one = not index.ndim
+        self.groups: list[int] = index.ravel().tolist()
+        self._row = None if one else index[:, None] * table.rows
+        self._place = None if one else tier._starts[index, None]
+        where = (tier.index, groups) if one else tier.index
+        self.source = table.slot  # what these are views of
+        self.slot: Slots = table.slot[where].reshape(-1)
+        self.state: NDArray[np.uint8] = table.state[where].reshape(-1)
+        self.pins: NDArray[np.int32] = table.pins[where].reshape(-1)
+        self.owner = tier._owner[self.groups[0]] if one else tier._owners
+
+    def rows(self, pages: Ids) -> Ids:
+        """Where the columns have these pages."""
+        return pages if self._row is None else pages + self._row
+
+    def places(self, slots: Slots) -> Ids:
+        """Where ``owner`` has these slots."""
+        places = slots.astype(np.intp)
+        if self._place is not None:
+            places += self._place
+        return places
+
+    def joined(self, slots: list[Slots]) -> Slots:
+        """One array of every group's slots."""
+        return slots[0] if self._row is None else np.array(slots)
+
+    def each(self, values: NDArray[Any]) -> Iterable[tuple[int, NDArray[Any]]]:
+        """Every group and its part of such an array."""
+        if self._row is None:
+            return ((self.groups[0], values),)
+        return zip(self.groups, values, strict=True)
 
 
 class _Queue:
