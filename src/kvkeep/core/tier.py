@@ -296,25 +296,30 @@ class Tier:
 
 
 class _Columns:
-    """Views of one group's rows in a tier and of its slots' owners, or of those of several groups
-    as flat arrays, in which a group's part begins at ``_row`` and at ``_place``."""
+    """Views of one group's rows in a tier and of its slots' owners, or of those of all groups as
+    flat arrays, in which a group's part begins at ``_row`` and at ``_place``."""
 
     def __init__(self, tier: Tier, groups: Groups) -> None:
-        index, table = np.array(groups), tier.table
-        one = not index.ndim
-        self.groups: list[int] = index.ravel().tolist()
-        self._row = None if one else index[:, None] * table.rows
-        self._place = None if one else tier._starts[index, None]
-        where = (tier.index, groups) if one else tier.index
+        table = tier.table
         self.source = table.slot  # what these are views of
-        self.slot: Slots = table.slot[where].reshape(-1)
-        self.state: NDArray[np.uint8] = table.state[where].reshape(-1)
-        self.pins: NDArray[np.int32] = table.pins[where].reshape(-1)
-        self.owner = tier._owner[self.groups[0]] if one else tier._owners
+        self.groups: list[int] = np.ravel(groups).tolist()
+        self._lift = None if np.ndim(groups) else ...  # indexes [pages] as what is per group
+        self._row, self._place, self.owner = None, None, tier._owner[self.groups[0]]
+        columns = [column[tier.index] for column in (table.slot, table.state, table.pins)]
+        if len(self.groups) == 1:
+            columns = [column[self.groups[0]] for column in columns]
+        else:
+            index = np.array(groups)[:, None]
+            self._row, self._place, self.owner = (
+                index * table.rows,
+                tier._starts[index],
+                tier._owners,
+            )
+        self.slot, self.state, self.pins = (column.reshape(-1) for column in columns)
 
     def rows(self, pages: Ids) -> Ids:
         """Where the columns have these pages."""
-        return pages if self._row is None else pages + self._row
+        return pages[self._lift] if self._row is None else pages + self._row
 
     def places(self, slots: Slots) -> Ids:
         """Where ``owner`` has these slots."""
@@ -325,12 +330,12 @@ class _Columns:
 
     def joined(self, slots: list[Slots]) -> Slots:
         """One array of every group's slots."""
-        return slots[0] if self._row is None else np.array(slots)
+        return slots[0][self._lift] if self._row is None else np.array(slots)
 
     def each(self, values: NDArray[Any]) -> Iterable[tuple[int, NDArray[Any]]]:
         """Every group and its part of such an array."""
         if self._row is None:
-            return ((self.groups[0], values),)
+            return ((self.groups[0], values.reshape(-1)),)
         return zip(self.groups, values, strict=True)
 
 
