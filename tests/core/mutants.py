@@ -62,7 +62,7 @@ MUTANTS = [
     Mutant(
         "victims are not checked again",
         "a page that was used since it was chosen goes all the same",
-        "core/tier.py",
+        "core/victims.py",
         "            good = fit & (self._key(pages) == keys)\n",
         "            good = fit\n",
         killer="test_tier.py: used_since",
@@ -70,7 +70,7 @@ MUTANTS = [
     Mutant(
         "late comers wait for the next batch",
         "an old page that was pinned outlives newer ones",
-        "core/tier.py",
+        "core/victims.py",
         "late = keys <= self._horizon",
         "late = keys < 0",
         killer="test_tier.py: late_comers",
@@ -130,9 +130,9 @@ MUTANTS = [
     Mutant(
         "what is out of the tree keeps its slots while it is held",
         "requests that wait hold a path, and with its slots of some groups all who come before",
-        "core/residency.py",
-        "over[at] | tier.idle(group, ids[at])",
-        "over[at]",
+        "core/tier.py",
+        "row &= over | self.idle(group, pages)\n",
+        "row &= over\n",
         killer="test_cache.py: path_that_ended",
     ),
     Mutant(
@@ -181,7 +181,7 @@ MUTANTS = [
     Mutant(
         "what is hit while it waits to be evicted leaves the line",
         "what was hit more often goes before it",
-        "core/tier.py",
+        "core/victims.py",
         "self._merge(pages[fit])",
         "self._merge(pages[good])",
         killer="test_tier.py: victims_come",
@@ -189,7 +189,7 @@ MUTANTS = [
     Mutant(
         "late comers are merged by page",
         "an old page that was pinned outlives newer ones",
-        "core/tier.py",
+        "core/victims.py",
         "np.lexsort((pages, keys))",
         "np.lexsort((keys, pages))",
         killer="test_tier.py: late_comers or goes_first",
@@ -281,7 +281,7 @@ MUTANTS = [
         "the old batch of victims is kept",
         "whom a failed eviction had taken out of it outlives those that were used later",
         "core/tier.py",
-        "            self._queues[group] = _Queue(self, group, self._order)\n",
+        "            self._queues[group] = self._queue(group)\n",
         "",
         killer="test_mend.py: victims_of",
     ),

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import kvkeep.core.tier
+import kvkeep.core.victims
 from kvkeep.core.pages import DEVICE, NO_SLOT, PageTable
 from kvkeep.core.policy import Order, lfu, lru
 from kvkeep.core.tier import Tier
@@ -112,7 +112,7 @@ def test_the_oldest_goes_first_and_among_equals_the_deepest() -> None:
 
 def test_late_comers_below_the_horizon_are_merged_in(monkeypatch) -> None:
     """A batch of victims was chosen; what becomes evictable later and is older goes before it."""
-    monkeypatch.setattr(kvkeep.core.tier, "_SELECT", 0.5)
+    monkeypatch.setattr(kvkeep.core.victims, "_SELECT", 0.5)
     room = Room(8)
     pages = [room.add(used) for used in (10, 20, 30, 40, 50, 60)]
     room.tier.pin(0, ids(pages[1]))
@@ -123,7 +123,7 @@ def test_late_comers_below_the_horizon_are_merged_in(monkeypatch) -> None:
 
 
 def test_what_was_used_since_it_was_chosen_is_passed_over(monkeypatch) -> None:
-    monkeypatch.setattr(kvkeep.core.tier, "_SELECT", 0.5)
+    monkeypatch.setattr(kvkeep.core.victims, "_SELECT", 0.5)
     room = Room(8)
     pages = [room.add(used) for used in (1, 2, 3, 4, 5, 6)]
     assert room.evict(1) == pages[:1]
@@ -132,7 +132,7 @@ def test_what_was_used_since_it_was_chosen_is_passed_over(monkeypatch) -> None:
 
 
 def test_a_page_offered_twice_is_dropped_once(monkeypatch) -> None:
-    monkeypatch.setattr(kvkeep.core.tier, "_SELECT", 0.5)
+    monkeypatch.setattr(kvkeep.core.victims, "_SELECT", 0.5)
     room = Room(8)
     pages = [room.add(used) for used in (1, 2, 3, 4, 5)]
     assert room.evict(1) == pages[:1]
@@ -212,10 +212,10 @@ def test_victims_come_in_order(order: Order, actions, select: float, block: int)
 
     Clocks only grow, as they do in the cache."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kvkeep.core.tier, "_SELECT", select)
-        patch.setattr(kvkeep.core.tier, "_BLOCK", block)
-        patch.setattr(kvkeep.core.tier, "_SAMPLE", block + 1)
-        patch.setattr(kvkeep.core.tier, "_MOST_OFFERED", block)
+        patch.setattr(kvkeep.core.victims, "_SELECT", select)
+        patch.setattr(kvkeep.core.victims, "_BLOCK", block)
+        patch.setattr(kvkeep.core.victims, "_SAMPLE", block + 1)
+        patch.setattr(kvkeep.core.victims, "_MOST_OFFERED", block)
         _compare(order, actions)
 
 

@@ -16,7 +16,7 @@ from functools import lru_cache
 
 import numpy as np
 
-import kvkeep.core.tier
+import kvkeep.core.victims
 from kvkeep.core.cache import Cache
 from kvkeep.core.lease import Lease, Prefetch
 from kvkeep.core.policy import Policy
@@ -247,7 +247,9 @@ class World:
         select: float = 0.4,
         every: int | None = None,
     ) -> None:
-        kvkeep.core.tier._SELECT = select  # so that tiny pools, too, are evicted in several batches
+        kvkeep.core.victims._SELECT = (
+            select  # so that tiny pools, too, are evicted in several batches
+        )
         self.schema, self.device, self.host = schema, list(device), list(host)
         self.missing, self.every = missing, every
         self.groups = range(len(schema.groups))
