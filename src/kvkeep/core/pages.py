@@ -130,8 +130,11 @@ class PageTable:
     stored: NDArray[np.bool_]
 
     def __init__(self, clocks: Sequence[int], usual: int) -> None:
-        """``clocks``: which clock each group goes by, numbered from 0. ``usual``: the number of pages
-        that is rarely exceeded."""
+        """
+        Args:
+            clocks: which clock each group goes by, numbered from 0.
+            usual: a number of pages that is rarely exceeded.
+        """
         self.clocks = tuple(clocks)
         self.groups = groups = len(self.clocks)
         self.clock = 0
