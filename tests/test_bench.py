@@ -16,7 +16,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from kvkeep import cli
-from kvkeep.bench import files, measure, plot, residents, tree
+from kvkeep.bench import commits, files, measure, plot, residents, tree
 from kvkeep.bench.index import Ours
 from kvkeep.bench.load import GROUPS, make_load
 from kvkeep.bench.measure import Row, Samples, Step, Tell
@@ -195,6 +195,85 @@ def test_plain_io_moves_all_bytes(tmp_path: Path) -> None:
     side.read(16, [memoryview(body) for body in out])()
     assert (out == bodies[16:]).all()
     side.close()
+
+
+# --- another commit
+
+COMMIT = """
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+class Setting(NamedTuple):
+    repeats: int
+    quick: bool
+    directory: Path | None
+
+def measure(setting, tell):
+    side = Path(__file__).parents[3]
+    print("this is no answer")
+    for step in range(STEPS):
+        tell(f"step {step}")
+        with open(side.parent / "order", "a") as file:
+            file.write(f"{side.name}{step} ")
+    global turn
+    turn += 1
+    row = {"unit": "us", "peer": None}
+    here = row | {"name": "insert", "ours": COST * turn, "ours_p99": 9.0 * COST}
+    return [here, row | {"name": NAME, "ours": 1.0}]
+
+turn, PARTS = 0, {"tree8k": measure}
+"""
+
+
+def checkout(place: Path, steps: int, cost: float, name: str) -> Path:
+    """What :mod:`kvkeep.bench.worker` asks of a commit, with a benchmark that it invents."""
+    room = place / "src/kvkeep/bench"
+    room.mkdir(parents=True)
+    for package in (room, room.parent):
+        (package / "__init__.py").touch()
+    constants = f"STEPS, COST, NAME = {steps}, {cost}, {name!r}"
+    (room / "parts.py").write_text(constants + COMMIT)
+    (room / "machine.py").write_text(f"def machine(): return {{'commit': {place.name!r}}}")
+    return place
+
+
+def test_two_commits_take_turns_step_by_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commits, "HERE", checkout(tmp_path / "new", 3, 1.0, "ours alone"))
+    old = checkout(tmp_path / "old", 2, 4.0, "theirs alone")
+    first, second = commits.measure(old, "tree8k", Setting(repeats=3), lambda _: None)
+    turn = "new0 old0 new1 old1 new2 "
+    assert (tmp_path / "order").read_text() == 3 * turn
+    assert first == measure.row("insert", 2.0, "us", "kvkeep old", 8.0) | {
+        "ours_p99": 9.0,
+        "peer_p99": 36.0,
+    }
+    assert second == measure.row("ours alone", 1.0, "us")
+
+
+def test_a_checkout_that_cannot_be_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commits, "HERE", checkout(tmp_path / "new", 1, 1.0, ""))
+    with pytest.raises(ConfigError, match="is not a source checkout of kvkeep"):
+        bench("tree8k", "--peer-kvkeep", tmp_path)
+    old = checkout(tmp_path / "old", 1, 1.0, "")
+    with pytest.raises(ConfigError, match="leave out other peers"):
+        bench("tree8k", "--peer-kvkeep", old, "--peer-vllm")
+    (old / "src/kvkeep/bench/machine.py").unlink()
+    with pytest.raises(ConfigError, match=r"kvkeep in .*old cannot measure 'tree8k'"):
+        bench("tree8k", "--peer-kvkeep", old)
+
+
+def test_this_commit_beside_itself(tmp_path: Path) -> None:
+    root, file = Path(__file__).parents[1], tmp_path / "rows.json"
+    output = bench("calls", "--quick", "--repeats", 1, "--peer-kvkeep", root, "--json", file)
+    found = json.loads(file.read_text())
+    (rows,) = found["parts"].values()
+    assert {row["peer"] for row in rows} == {f"kvkeep {found['machine']['commit']}"}
+    assert "left out" not in output
 
 
 # --- the command

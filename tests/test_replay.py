@@ -17,7 +17,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-import kvkeep.core.tier
+import kvkeep.core.victims
 from kvkeep import cli
 from kvkeep.core.policy import EVICTION, Policy
 from kvkeep.engine.config import GIB, EngineConfig
@@ -307,7 +307,7 @@ def test_random_traces_beside_a_slow_simulation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank: str, select: float
 ) -> None:
     """Also where victims are put in order many at a time, and change before they go."""
-    monkeypatch.setattr(kvkeep.core.tier, "_SELECT", select)
+    monkeypatch.setattr(kvkeep.core.victims, "_SELECT", select)
     rng = random.Random(5)
     for _ in range(8):
         trace = read_trace([write(tmp_path / "t.jsonl", tree_walks(rng, 120))])

@@ -378,6 +378,10 @@ def bench(
         typer.Option(help="Compare with SGLang, imported from this directory.", metavar="DIR"),
     ] = None,
     peer_vllm: Annotated[bool, typer.Option("--peer-vllm", help="With installed vLLM.")] = False,
+    peer_kvkeep: Annotated[
+        Path | None,
+        typer.Option(help="Compare with another commit, checked out there.", metavar="DIR"),
+    ] = None,
     directory: Annotated[Path | None, typer.Option("--dir", help="To write files in.")] = None,
     repeats: Annotated[int, typer.Option(help="Turns of each side.", min=1)] = 5,
     quick: Annotated[
@@ -396,7 +400,8 @@ def bench(
     from .bench.parts import Setting
     from .bench.run import run
 
-    run(parts, Setting(repeats, quick, peer_sglang, peer_vllm, directory), json, plot)
+    setting = Setting(repeats, quick, peer_sglang, peer_vllm, directory, peer_kvkeep)
+    run(parts, setting, json, plot)
 
 
 @app.command()

@@ -5,11 +5,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import kvkeep.core.tier
+import kvkeep.core.victims
 from kvkeep.core.pages import DEVICE, NO_SLOT, PageTable
 from kvkeep.core.policy import Order, lfu, lru
 from kvkeep.core.tier import Tier
-from kvkeep.schema import InvariantError, Residence
+from kvkeep.schema import NO_IDS, InvariantError, Residence
 
 LIVE, WRITING, ABSENT = Residence.LIVE, Residence.WRITING, Residence.ABSENT
 
@@ -112,7 +112,7 @@ def test_the_oldest_goes_first_and_among_equals_the_deepest() -> None:
 
 def test_late_comers_below_the_horizon_are_merged_in(monkeypatch) -> None:
     """A batch of victims was chosen; what becomes evictable later and is older goes before it."""
-    monkeypatch.setattr(kvkeep.core.tier, "_SELECT", 0.5)
+    monkeypatch.setattr(kvkeep.core.victims, "_SELECT", 0.5)
     room = Room(8)
     pages = [room.add(used) for used in (10, 20, 30, 40, 50, 60)]
     room.tier.pin(0, ids(pages[1]))
@@ -123,7 +123,7 @@ def test_late_comers_below_the_horizon_are_merged_in(monkeypatch) -> None:
 
 
 def test_what_was_used_since_it_was_chosen_is_passed_over(monkeypatch) -> None:
-    monkeypatch.setattr(kvkeep.core.tier, "_SELECT", 0.5)
+    monkeypatch.setattr(kvkeep.core.victims, "_SELECT", 0.5)
     room = Room(8)
     pages = [room.add(used) for used in (1, 2, 3, 4, 5, 6)]
     assert room.evict(1) == pages[:1]
@@ -132,7 +132,7 @@ def test_what_was_used_since_it_was_chosen_is_passed_over(monkeypatch) -> None:
 
 
 def test_a_page_offered_twice_is_dropped_once(monkeypatch) -> None:
-    monkeypatch.setattr(kvkeep.core.tier, "_SELECT", 0.5)
+    monkeypatch.setattr(kvkeep.core.victims, "_SELECT", 0.5)
     room = Room(8)
     pages = [room.add(used) for used in (1, 2, 3, 4, 5)]
     assert room.evict(1) == pages[:1]
@@ -140,6 +140,60 @@ def test_a_page_offered_twice_is_dropped_once(monkeypatch) -> None:
         room.tier.pin(0, ids(pages[2]))
         room.tier.unpin(0, ids(pages[2]))
     assert room.evict(8) == pages[1:]
+
+
+def test_several_groups_at_once_are_as_one_after_another() -> None:
+    """The table grows in between, and the groups differ in what they have."""
+    together, apart = several(4), several(4)
+    for step in (0, 1, 2):
+        pages = together.table.allocate(NO_IDS, 3 << (4 * step), [])
+        assert apart.table.allocate(NO_IDS, len(pages), []).tolist() == pages.tolist()
+        slots = together.reserve((1, 3), len(pages))
+        singly = np.stack([apart.reserve(g, len(pages)) for g in (1, 3)])
+        assert slots.dtype == singly.dtype
+        assert slots.tolist() == singly.tolist()
+        together.adopt((1, 3), pages, slots, WRITING)
+        together.publish((1, 3), pages)
+        together.pin(3, pages[:1])
+        pinned = together.pin((1, 3), pages)
+        assert pinned.dtype == slots.dtype
+        assert pinned.tolist() == slots.tolist()
+        for g in (1, 3):
+            apart.adopt(g, pages, singly[g // 2], LIVE)
+            apart.pin(g, pages)
+        apart.pin(3, pages[:1])
+        alike(together, apart)
+        with pytest.raises(InvariantError, match="pinned slot is dropped"):
+            together.drop((1, 3), pages)
+        together.unpin((1, 3), pages)
+        together.drop((1, 3), pages[1:])
+        together.free((0, 2), together.reserve((0, 2), 5))
+        for g in (1, 3):
+            apart.unpin(g, pages)
+            apart.drop(g, pages[1:])
+            apart.free(g - 1, apart.reserve(g - 1, 5))
+        alike(together, apart)
+        with pytest.raises(InvariantError, match="less than never"):
+            together.unpin((1, 3), pages)
+    assert together.reserve((0, 1), together.free_slots(1) + 1) is None, "all groups or none"
+    assert [together.private(g) for g in range(4)] == [0, 0, 0, 0]
+
+
+def several(groups: int) -> Tier:
+    """A tier in which group ``g`` has ``2000 + g`` slots."""
+    table = PageTable([0] * groups, usual=8)
+    return Tier(table, DEVICE, range(2000, 2000 + groups), lru)
+
+
+def alike(a: Tier, b: Tier) -> None:
+    for tier in (a, b):
+        tier.check()
+        tier.table.check()
+    for column in ("slot", "state", "pins"):
+        assert (getattr(a.table, column) == getattr(b.table, column)).all()
+    for g in range(4):
+        assert a.available(g) == b.available(g)
+        assert a._free[g].ids.tolist() == b._free[g].ids.tolist()
 
 
 Action = st.tuples(st.sampled_from("apuseh"), st.integers(0, 30), st.integers(0, 9))
@@ -158,10 +212,10 @@ def test_victims_come_in_order(order: Order, actions, select: float, block: int)
 
     Clocks only grow, as they do in the cache."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kvkeep.core.tier, "_SELECT", select)
-        patch.setattr(kvkeep.core.tier, "_BLOCK", block)
-        patch.setattr(kvkeep.core.tier, "_SAMPLE", block + 1)
-        patch.setattr(kvkeep.core.tier, "_MOST_OFFERED", block)
+        patch.setattr(kvkeep.core.victims, "_SELECT", select)
+        patch.setattr(kvkeep.core.victims, "_BLOCK", block)
+        patch.setattr(kvkeep.core.victims, "_SAMPLE", block + 1)
+        patch.setattr(kvkeep.core.victims, "_MOST_OFFERED", block)
         _compare(order, actions)
 
 

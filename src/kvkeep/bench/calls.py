@@ -17,7 +17,7 @@ from ..core.lease import Lease
 from ..schema import Component, Group, Identity, InvariantError, Schema
 from .load import Load
 from .measure import Note, Row, Samples, Step, Tell, uncollected
-from .tree import CHUNK, GENERATED
+from .tree import CHUNK, FOUR, GENERATED, ONE
 
 
 class Calls(Protocol):
@@ -43,12 +43,18 @@ Make = Callable[[Load], Calls]
 
 
 class Ours:
-    """:class:`~kvkeep.core.cache.Cache`."""
+    """:class:`~kvkeep.core.cache.Cache`.
 
-    def __init__(self, load: Load) -> None:
-        group = Group("kv", (Component("kv", (0,), (1,), "U8"),))
-        schema = Schema(Identity("bench"), load.page_tokens, (group,))
-        self._cache = Cache(schema, [load.pages], [0])
+    Args:
+        groups: of state; a hit needs every page of each.
+    """
+
+    def __init__(self, load: Load, groups: int = 1) -> None:
+        part = Component("kv", (0,), (1,), "U8")
+        self._groups = [f"group{g}" for g in range(groups)]
+        kinds = tuple(Group(name, (part,)) for name in self._groups)
+        schema = Schema(Identity("bench"), load.page_tokens, kinds)
+        self._cache = Cache(schema, [load.pages] * groups, [0] * groups)
         self._load, self._tokens = load, load.tokens[0]
         self._lease: Lease
 
@@ -57,7 +63,8 @@ class Ours:
 
         def step() -> None:
             lease = self._admitted(cache.admit(tokens))
-            lease.slots("kv")
+            for name in self._groups:
+                lease.slots(name)
             cache.release(lease)
 
         return step
@@ -87,15 +94,16 @@ class Ours:
 def measure(load: Load, peers: dict[str, Make], repeats: int, tell: Tell) -> list[Row]:
     """A row per call and peer. Sides take turns, ``repeats`` times."""
     samples = Samples()
-    sides: list[tuple[str, Make]] = [("Cache", Ours), *peers.items()]
+    sides: list[tuple[str, Make]] = [(ONE, Ours), (FOUR, partial(Ours, groups=4)), *peers.items()]
     for turn in range(repeats):
         sides = sides[1:] + sides[:1]
         for name, make in sides:
             tell(f"calls, turn {turn + 1} of {repeats}: {name}")
             with uncollected():
                 _serve(make(load), load, partial(samples.time, name))
-    label = f"{load.length // 1024}k/{load.page_tokens} calls:"
-    return samples.rows(label, "Cache", list(peers))
+    label = f"{load.length // 1024}k/{load.page_tokens}"
+    four = samples.rows(f"{label} calls, 4 groups:", FOUR, [ONE])
+    return samples.rows(f"{label} calls:", ONE, list(peers)) + four
 
 
 def _serve(side: Calls, load: Load, note: Note) -> None:

@@ -62,7 +62,7 @@ class Ours:
         schema = Schema(Identity("bench"), load.page_tokens, kinds)
         room = [load.pages if slots is None else slots] * groups
         self._residency = Residency(schema, room, [0] * groups, lru)
-        self._load, self._groups = load, range(groups)
+        self._load, self._groups = load, tuple(range(groups))
         self._paths = [NO_IDS] * load.sequences
 
     def begin(self, i: int) -> int:
@@ -72,28 +72,30 @@ class Ours:
 
     def extend(self, i: int, stop: int) -> Step:
         residency, size = self._residency, self._load.page_tokens
-        table, device = residency.table, residency.device
+        table, device, groups = residency.table, residency.device, self._groups
         path = self._paths[i]
         raw = self._load.tokens[i, len(path) * size : stop].tobytes()
-        slots = [self._reserve(g, stop // size - len(path)) for g in self._groups]
+        slots = self._reserve(stop // size - len(path))
 
         def step() -> None:
             self._paths[i] = whole = residency.extend("", path, raw)
             residency.stamp(whole)
             new = whole[len(path) :]
-            for g in self._groups:
-                state = table.state[DEVICE, g][new]
-                if count(state):
-                    known = state == LIVE
-                    device.free(g, slots[g][known])
-                    device.adopt(g, new[~known], slots[g][~known], Residence.LIVE)
-                else:
-                    device.adopt(g, new, slots[g], Residence.LIVE)
+            state = table.state[DEVICE].take(new, axis=1)
+            if count(state):
+                known = state[0] == LIVE  # the same in all groups
+                device.free(groups, slots[:, known])
+                device.adopt(groups, new[~known], slots[:, ~known], Residence.LIVE)
+            else:
+                device.adopt(groups, new, slots, Residence.LIVE)
 
         return step
 
-    def _reserve(self, group: int, count: int) -> Slots:
-        slots = self._residency.reserve(self._residency.device, group, count)
+    def _reserve(self, pages: int) -> Slots:
+        residency, device = self._residency, self._residency.device
+        for g in self._groups:
+            residency.make_room(device, g, pages)
+        slots = device.reserve(self._groups, pages)
         if slots is None:
             raise InvariantError("the tier holds all of the load, and yet it is full")
         return slots

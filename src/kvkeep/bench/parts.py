@@ -19,6 +19,7 @@ class Setting:
     sglang: Path | None = None  # a directory to import SGLang from
     vllm: bool = False  # compare with the vLLM that is installed
     directory: Path | None = None  # for files; None: the temporary one
+    kvkeep: Path | None = None  # a checkout of another commit, the only peer then
 
 
 def _tree(length: int, sequences: int, setting: Setting, tell: Tell) -> list[Row]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from tempfile import gettempdir
 
@@ -12,6 +13,7 @@ from rich.table import Table
 
 from ..output import writable, write_json
 from ..schema import ConfigError
+from . import commits
 from .files import in_memory
 from .machine import machine
 from .measure import Row
@@ -40,6 +42,9 @@ def run(
     )
     if unknown := [part for part in parts if part not in PARTS]:
         raise ConfigError(f"cannot bench {unknown[0]!r}; there are core, {', '.join(PARTS)}")
+    other = setting.kvkeep
+    if other is not None and (setting.sglang or setting.vllm):
+        raise ConfigError("another commit is compared alone: leave out other peers")
     where = setting.directory or Path(gettempdir())
     if "files" in parts:
         writable(where / "files")
@@ -54,13 +59,15 @@ def run(
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("", total=None)
         for part in parts:
-            rows = PARTS[part](setting, lambda now: progress.update(task, description=now))
+            measure = PARTS[part] if other is None else partial(commits.measure, other, part)
+            rows = measure(setting, lambda now: progress.update(task, description=now))
             measured[part] = rows
             console.print(as_table(part, rows))
             if json is not None:
                 write_json(json, {"machine": machine(), "parts": measured})
     peers = {"--peer-sglang DIR": setting.sglang, "--peer-vllm": setting.vllm}
-    if absent := [flag for flag, peer in peers.items() if not peer]:
+    absent = [flag for flag, peer in peers.items() if not peer]
+    if absent and other is None:
         console.print(f"Peers left out, for want of {' and '.join(absent)}.")
     if "files" in parts and in_memory(where):
         console.print(f"Cold reads left out: {where} is in memory.", markup=False)

@@ -1,4 +1,4 @@
-"""The page table: what every page has where, who holds it, and when it was last needed.
+"""The page table: where each page's state is, who holds it, and when it was last needed.
 
 A struct of NumPy arrays indexed by page id. What happens to a path of pages is one vectorised
 statement; ids within one statement are distinct (NumPy drops repeated indices in ``+=``).
@@ -20,13 +20,13 @@ TIERS = ("device", "host")
 
 
 def constant(value: int, dtype: type) -> NDArray[Any]:
-    """A number that NumPy compares an array with in half the time it takes for one of Python's."""
+    """A NumPy scalar: comparing an array with it takes half as long as with a Python int."""
     return np.array(value, dtype)
 
 
 NO_SLOT, ZERO, ONE = (constant(value, np.int32) for value in (-1, 0, 1))
 ABSENT, WRITING, LIVE = STATES = tuple(constant(state, np.uint8) for state in Residence)
-MANY = 2  # hits that make a place worth keeping: one is how any conversation goes on
+MANY = 2  # hits that make a tail worth keeping; every conversation that goes on has one
 
 _COLUMNS: dict[str, tuple[type, int]] = {
     # name: (dtype, what a fresh row holds)
@@ -45,16 +45,16 @@ _COLUMNS: dict[str, tuple[type, int]] = {
 }
 
 count: Callable[[NDArray[Any]], int] = np.count_nonzero
-"""How many are not zero."""
+"""The number of elements that are not zero."""
 
 _HISTORY = ("dying", "used", "hits", "reused", "priority", "stored")  # what an id must forget
 
 
 class FreeList:
-    """Numbers that nobody has, of page ids or slots; the last ones given back go first."""
+    """A stack of free page ids or slots: those given back last are taken first."""
 
-    def __init__(self, capacity: int) -> None:
-        self._stack = np.empty(0, dtype=np.intp)
+    def __init__(self, capacity: int, dtype: type = np.intp) -> None:
+        self._stack: NDArray[Any] = np.empty(0, dtype=dtype)
         self._size = 0
         self.grow(capacity)
 
@@ -63,31 +63,32 @@ class FreeList:
 
     @property
     def ids(self) -> Ids:
-        """All of them. A view."""
+        """All free numbers. A view."""
         return self._stack[: self._size]
 
     def grow(self, capacity: int) -> None:
-        """Numbers from the old capacity to the new one are free, too."""
+        """Add the numbers from the old capacity up to the new one."""
         old = len(self._stack)
-        self._stack = np.concatenate((self._stack, np.empty(capacity - old, dtype=np.intp)))
+        self._stack = np.concatenate((self._stack, np.empty(capacity - old, self._stack.dtype)))
         self.give(np.arange(capacity - 1, old - 1, -1))
 
-    def take(self, size: int) -> Ids:
-        """``size`` of them, in order, so that they are neighbours where that can be; there must be
-        as many."""
+    def take(self, size: int) -> NDArray[Any]:
+        """Remove ``size`` numbers, of which there must be as many. Sorted, so that slots which
+        are neighbours are copied as neighbours."""
         self._size -= size
-        taken: Ids = np.sort(self._stack[self._size : self._size + size])
+        taken = self._stack[self._size : self._size + size].copy()
+        taken.sort()
         return taken
 
     def give(self, ids: Ids) -> None:
-        """Take them back."""
+        """Add these numbers again."""
         if self._size + len(ids) > len(self._stack):
             raise InvariantError("more is given back than there is")
         self._stack[self._size : self._size + len(ids)] = ids
         self._size += len(ids)
 
     def reset(self, ids: Ids) -> None:
-        """These are free, and no others."""
+        """Make these the only free numbers."""
         self._size = 0
         self.give(ids)
 
@@ -129,8 +130,11 @@ class PageTable:
     stored: NDArray[np.bool_]
 
     def __init__(self, clocks: Sequence[int], usual: int) -> None:
-        """``clocks``: which clock each group goes by, numbered from 0. ``usual``: pages that there
-        will hardly be more of."""
+        """
+        Args:
+            clocks: which clock each group goes by, numbered from 0.
+            usual: a number of pages that is rarely exceeded.
+        """
         self.clocks = tuple(clocks)
         self.groups = groups = len(self.clocks)
         self.clock = 0
@@ -169,7 +173,7 @@ class PageTable:
         """Fresh ids for ``size`` consecutive pages that follow ``path``.
 
         Args:
-            keys: chained keys, one a page; none where nobody will ask for them.
+            keys: one chained key per page, or none if there is no storage to ask.
         """
         if size == 0:
             return NO_IDS
@@ -186,7 +190,7 @@ class PageTable:
         return ids
 
     def recycle(self, ids: Ids) -> None:
-        """Give ids back. They have no slots, no holds, and are in no tree."""
+        """Free ids that have no slots, no holds, and are in no tree."""
         if count(self.holds[ids]) or count(self.slot.take(ids, axis=2) != NO_SLOT):
             raise InvariantError("a page id is recycled while it is held or has slots")
         for name in _HISTORY:
@@ -199,15 +203,15 @@ class PageTable:
         self.holds[ids] += ONE
 
     def unhold(self, ids: Ids) -> None:
-        """Take back one hold of each. The caller reaps what is dying and no longer held."""
+        """Remove one hold of each. The caller then recycles dying pages without holds."""
         after = self.holds[ids] - ONE
         self.holds[ids] = after
         if count(after < ZERO):
             raise InvariantError("a page is held less than never")
 
     def recount(self, holds: NDArray[np.int32], pins: NDArray[np.int32]) -> None:
-        """These are all holds and pins. No id is free; the caller recycles what is in no tree and
-        that nobody holds."""
+        """Overwrite all holds and pins. No id is free then; the caller recycles those that are
+        in no tree and not held."""
         self.holds[:], self.pins[:] = holds, pins
         self._free.reset(NO_IDS)
 
@@ -217,7 +221,7 @@ class PageTable:
         return self.clock
 
     def rank(self, path: Ids, priority: int) -> None:
-        """A whole path is at least as important as this; 0 is what it was born with."""
+        """Raise the priority of a whole path to at least this; fresh pages have 0."""
         if priority:
             self.priority[path] = np.maximum(self.priority[path], priority)
 

@@ -181,10 +181,7 @@ class Residency:
             return
         over = table.holds[ids] == ZERO
         for tier in (self.device, self.host):
-            for group in range(len(self.schema.groups)):
-                (at,) = (table.slot[tier.index, group][ids] != NO_SLOT).nonzero()
-                if len(at):
-                    tier.drop(group, ids[at[over[at] | tier.idle(group, ids[at])]])
+            tier.purge(ids, over)
         table.recycle(ids[over])
 
     def recount(

@@ -1,13 +1,15 @@
-"""The slots of one memory tier: reserve, adopt, publish, pin, drop, and who goes first.
+"""The slots of one memory tier: reserve, adopt, publish, pin, drop, evict.
 
-One class, an instance for the device and one for the host. A slot is free, private to a caller
-that reserved it, or of a page's row. Rows live in the page table; this is the only code that
-changes their slot, state and pins. Only the scheduler's thread touches it.
+The device and the host each have an instance. A slot is free, private to the caller that reserved
+it, or owned by a row, which is one group's part of a page. Rows live in the page table; only this
+file changes their slot, state and pins. The scheduler's thread only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,12 +30,13 @@ from .pages import (
     count,
 )
 from .policy import Order
+from .victims import Queue
 
-_FREE, _PRIVATE, _NOBODY = (constant(owner, np.int32) for owner in (-1, -2, -3))  # no page ids
-_SELECT, _LEAST = 0.02, 256  # share of a tier that one look for victims puts in order, and pages
-_MOST_OFFERED = 1 << 12
-_BLOCK, _SAMPLE = 1 << 15, 1 << 12  # pages looked at at a time; to guess where the share ends
-_NO_KEYS = np.empty(0, dtype=np.int64)
+_FREE, _PRIVATE, _NOBODY = (constant(owner, np.intp) for owner in (-1, -2, -3))  # no page ids
+
+Groups = int | tuple[int, ...]
+"""Whose rows: one group's, by index, or those of several groups, which one NumPy call changes at
+once. Arrays of slots are ``[pages]`` for an index, and ``[groups, pages]`` for a tuple."""
 
 
 class Tier:
@@ -52,11 +55,15 @@ class Tier:
         self.capacity = tuple(capacity)
         self.evicted = [0] * len(capacity)  # pages, by group; only ever grows
         self._order = order
-        # by slot, and where NO_SLOT leads to: nobody
-        self._owner = [np.append(np.full(n, _FREE), _NOBODY) for n in capacity]
-        self._free = [FreeList(n) for n in capacity]
+        # by slot, group after group: its page, _FREE or _PRIVATE; where NO_SLOT leads to: _NOBODY
+        self._owners = np.concatenate([np.append(np.full(n, _FREE), _NOBODY) for n in capacity])
+        self._starts = np.cumsum([0, *(n + 1 for n in capacity)])[:-1]
+        self._owner = np.split(self._owners, self._starts[1:])  # by group; views
+        self._free = [FreeList(n, np.int32) for n in capacity]
         self._busy = [0] * len(capacity)  # slots that are private, being filled, or pinned
-        self._queues = [_Queue(self, group, order) for group in range(len(capacity))]
+        self._queues = [self._queue(group) for group in range(len(capacity))]
+        self._columns: dict[Groups, _Columns] = {}
+        self._every = tuple(range(len(capacity)))  # groups
 
     @property
     def name(self) -> str:
@@ -64,90 +71,130 @@ class Tier:
         return TIERS[self.index]
 
     def free_slots(self, group: int) -> int:
-        """Slots that nobody has."""
+        """The number of free slots."""
         return len(self._free[group])
 
     def available(self, group: int) -> int:
         """Slots that are free, or that evicting everything idle would free."""
         return self.capacity[group] - self._busy[group]
 
-    def reserve(self, group: int, wanted: int) -> Slots | None:
-        """``wanted`` private slots, or None if fewer are free. Evicts nothing."""
-        if wanted > len(self._free[group]):
-            return None
-        slots = self._free[group].take(wanted)
-        if count(self._owner[group][slots] != _FREE) or count(slots[1:] == slots[:-1]):
-            raise InvariantError(f"a {self.name} slot is reserved that somebody has")
-        self._owner[group][slots] = _PRIVATE
-        self._busy[group] += wanted
-        return slots.astype(np.int32)
+    def reserve(self, groups: Groups, wanted: int) -> Slots | None:
+        """``wanted`` private slots of each group, or None if one has fewer free. Evicts nothing."""
+        of = self._of(groups)
+        for group in of.groups:
+            if wanted > len(self._free[group]):
+                return None
+        taken: list[Slots] = []
+        for group in of.groups:
+            taken.append(self._free[group].take(wanted))
+            self._busy[group] += wanted
+        slots = of.joined(taken)
+        if wanted:
+            places = of.places(slots)
+            if count(of.owner[places] != _FREE) or count(slots[..., 1:] == slots[..., :-1]):
+                raise InvariantError(f"a {self.name} slot is reserved that somebody has")
+            of.owner[places] = _PRIVATE
+        return slots
 
-    def free(self, group: int, slots: Slots) -> None:
+    def free(self, groups: Groups, slots: Slots) -> None:
         """Give private slots back."""
-        if not len(slots):
+        if not slots.size:
             return
-        at = self._private(group, slots)
-        self._owner[group][at] = _FREE
-        self._free[group].give(at)
-        self._busy[group] -= len(at)
+        of = self._of(groups)
+        of.owner[self._private(of, slots)] = _FREE
+        for group, mine in of.each(slots):
+            self._free[group].give(mine)
+            self._busy[group] -= len(mine)
 
-    def adopt(self, group: int, pages: Ids, slots: Slots, state: Residence) -> None:
+    def adopt(self, groups: Groups, pages: Ids, slots: Slots, state: Residence) -> None:
         """Rows without a slot take over private ones."""
-        at, states = self._private(group, slots), self.table.state[self.index, group]
-        if count(states[pages]):
+        of = self._of(groups)
+        rows, places = of.rows(pages), self._private(of, slots)
+        if count(of.state[rows]):
             raise InvariantError("a row adopts a second slot")
-        self.table.slot[self.index, group][pages] = slots
-        states[pages] = STATES[state]
-        self._owner[group][at] = pages
+        of.slot[rows] = slots
+        of.state[rows] = STATES[state]
+        of.owner[places] = pages
         if state == Residence.LIVE:
-            self._live(group, pages)
+            self._live(of, pages)
 
-    def publish(self, group: int, pages: Ids) -> None:
+    def publish(self, groups: Groups, pages: Ids) -> None:
         """The bytes of rows that were WRITING are there. Stamps nothing."""
-        self._expect(group, pages, Residence.WRITING)
-        self.table.state[self.index, group][pages] = LIVE
-        self._live(group, pages)
+        of = self._of(groups)
+        rows = of.rows(pages)
+        self._expect(of, rows, Residence.WRITING)
+        of.state[rows] = LIVE
+        self._live(of, pages)
 
-    def drop(self, group: int, pages: Ids) -> None:
+    def drop(self, groups: Groups, pages: Ids) -> None:
         """Rows lose their slots, which become free. None of them is pinned."""
         if not len(pages):
             return
-        row, state = self.table.slot[self.index, group], self.table.state[self.index, group]
-        if count(self.table.pins[self.index, group][pages]):
+        of = self._of(groups)
+        rows = of.rows(pages)
+        if count(of.pins[rows]):
             raise InvariantError("a pinned slot is dropped")
-        slots = self._own(group, pages)
-        self._busy[group] -= count(state[pages] == WRITING)
-        row[pages] = NO_SLOT
-        state[pages] = ABSENT
-        self._owner[group][slots] = _FREE
-        self._free[group].give(slots)
+        slots = of.slot[rows]
+        of.owner[self._own(of, pages, slots)] = _FREE
+        for group, writing in of.each(of.state[rows] == WRITING):
+            self._busy[group] -= count(writing)
+        of.slot[rows] = NO_SLOT
+        of.state[rows] = ABSENT
+        for group, mine in of.each(slots):
+            self._free[group].give(mine)
 
-    def pin(self, group: int, pages: Ids) -> Slots:
+    def purge(self, pages: Ids, over: NDArray[np.bool_]) -> None:
+        """Drop what these pages have in any group, except what somebody still uses or fills.
+
+        Args:
+            over: ``[pages]``: nobody holds the page, so nobody may use a slot of it.
+        """
+        rows = self.table.state[self.index].take(pages, axis=1) != ABSENT
+        if not count(rows):
+            return
+        if count(over) < len(over):
+            for group, row in enumerate(rows):
+                row &= over | self.idle(group, pages)
+        if count(rows) == rows.size:
+            self.drop(self._every, pages)
+            return
+        for group, row in enumerate(rows):
+            self.drop(group, pages[row])
+
+    def pin(self, groups: Groups, pages: Ids) -> Slots:
         """Keep LIVE rows where they are; returns their slots."""
-        self._expect(group, pages, Residence.LIVE)
-        pins = self.table.pins[self.index, group]
-        before = pins[pages]
-        slots = self._own(group, pages)
-        self._busy[group] += len(pages) - count(before)
-        pins[pages] = before + ONE
-        return slots.astype(np.int32)
+        of = self._of(groups)
+        rows = of.rows(pages)
+        slots: Slots = of.slot[rows]
+        if len(pages):
+            self._expect(of, rows, Residence.LIVE)
+            self._own(of, pages, slots)
+            before = of.pins[rows]
+            of.pins[rows] = before + ONE
+            for group, pinned in of.each(before):
+                self._busy[group] += len(pages) - count(pinned)
+        return slots
 
-    def unpin(self, group: int, pages: Ids) -> None:
+    def unpin(self, groups: Groups, pages: Ids) -> None:
         """Take back one pin of each."""
-        pins = self.table.pins[self.index, group]
-        after = pins[pages] - ONE
+        if not len(pages):
+            return
+        of = self._of(groups)
+        rows = of.rows(pages)
+        after = of.pins[rows] - ONE
         if count(after < ZERO):
             raise InvariantError("a slot is pinned less than never")
-        self._busy[group] -= len(pages) - count(after)
-        pins[pages] = after
-        self._queues[group].offer(pages)
+        of.pins[rows] = after
+        for group, pinned in of.each(after):
+            self._busy[group] -= len(pages) - count(pinned)
+            self._queues[group].offer(pages)
 
     def offer(self, group: int, pages: Ids) -> None:
-        """The order of these pages has changed to earlier."""
+        """These pages now go earlier than when they were offered last."""
         self._queues[group].offer(pages)
 
     def idle(self, group: int, pages: Ids | slice) -> NDArray[np.bool_]:
-        """Which of these pages have a slot here that nobody uses or fills."""
+        """Which of these pages have a LIVE slot here that is not pinned."""
         fit: NDArray[np.bool_] = self.table.state[self.index, group][pages] == LIVE
         fit &= self.table.pins[self.index, group][pages] == ZERO
         return fit
@@ -171,34 +218,48 @@ class Tier:
         """At most ``most`` pages that go first, in order; none if none may go.
 
         The caller drops or pins all of them before it asks again."""
+        if self.available(group) == self.free_slots(group):
+            return NO_IDS  # nothing is idle
         return self._queues[group].take(most)
 
-    def _private(self, group: int, slots: Slots) -> Ids:
-        """The slots as indices; all must be private."""
-        at = slots.astype(np.intp)
-        if count(self._owner[group][at] != _PRIVATE):
+    def _queue(self, group: int) -> Queue:
+        key = partial(self._order, self.table, group)
+        return Queue(self.table, self.capacity[group], key, partial(self.evictable, group))
+
+    def _of(self, groups: Groups) -> _Columns:
+        """The columns of these groups. A table that grew has others."""
+        of = self._columns.get(groups)
+        if of is None or of.source is not self.table.slot:
+            of = self._columns[groups] = _Columns(self, groups)
+        return of
+
+    def _private(self, of: _Columns, slots: Slots) -> Ids:
+        """Where the owners of these slots are noted; all must be private."""
+        places = of.places(slots)
+        if count(of.owner[places] != _PRIVATE):
             raise InvariantError(f"a {self.name} slot is given away that is not private")
-        return at
+        return places
 
-    def _own(self, group: int, pages: Ids) -> Ids:
-        """The slots of these rows as indices; all must have one that is their own."""
-        slots: Ids = self.table.slot[self.index, group][pages].astype(np.intp)
-        if count(self._owner[group][slots] != pages):
+    def _own(self, of: _Columns, pages: Ids, slots: Slots) -> Ids:
+        """Where the owners of these rows' slots are noted; each row must own its slot."""
+        places = of.places(slots)
+        if count(of.owner[places] != pages):
             raise InvariantError(f"a {self.name} row without a slot of its own is used")
-        return slots
+        return places
 
-    def _live(self, group: int, pages: Ids) -> None:
+    def _live(self, of: _Columns, pages: Ids) -> None:
         """The bytes of these rows are there now."""
-        self._busy[group] -= len(pages)
-        self._queues[group].offer(pages)
+        for group in of.groups:
+            self._busy[group] -= len(pages)
+            self._queues[group].offer(pages)
 
-    def _expect(self, group: int, pages: Ids, state: Residence) -> None:
-        if count(self.table.state[self.index, group][pages] != STATES[state]):
+    def _expect(self, of: _Columns, rows: Ids, state: Residence) -> None:
+        if count(of.state[rows] != STATES[state]):
             raise InvariantError(f"a {self.name} row is not {state.name} where it must be")
 
     def sift(self, filling: Sequence[Slots]) -> Ids:
-        """Rows and owners of slots that do not agree with each other, or with what is being filled:
-        these rows lose their slots, whoever uses them. Returns their pages.
+        """Take their slots from all rows that disagree with the slots' owners, or with what is
+        being filled. Returns the pages of these rows.
 
         Args:
             filling: slots that bytes are on their way to, by group.
@@ -219,8 +280,11 @@ class Tier:
         return np.concatenate(lost)
 
     def recount(self, private: Sequence[Slots]) -> None:
-        """Believe the rows, whose pins were set anew. Of the other slots these, by group, are
-        private, and the rest is free."""
+        """Rebuild owners, free lists and counts from the rows and their pins.
+
+        Args:
+            private: by group, the slots that no row has and that are not free.
+        """
         for group, owner in enumerate(self._owner):
             row = self.table.slot[self.index, group]
             pages = np.flatnonzero(row != NO_SLOT)
@@ -229,7 +293,7 @@ class Tier:
             owner[row[pages]] = pages
             self._free[group].reset(np.flatnonzero(owner == _FREE)[::-1])
             self._busy[group] = self._count_busy(group)
-            self._queues[group] = _Queue(self, group, self._order)
+            self._queues[group] = self._queue(group)
 
     def _count_busy(self, group: int) -> int:
         state = self.table.state[self.index, group]
@@ -253,91 +317,49 @@ class Tier:
                 raise InvariantError(f"{self.name}: slots in use are counted wrongly")
 
     def private(self, group: int) -> int:
-        """Slots that callers have reserved and no row has."""
+        """The number of slots that callers have reserved and no row has adopted."""
         return count(self._owner[group] == _PRIVATE)
 
 
-class _Queue:
-    """Evictable pages of one group, in order, found a batch at a time.
+class _Columns:
+    """Views of one group's rows in a tier and of its slots' owners, or of those of all groups as
+    flat arrays, in which a group's part begins at ``_row`` and at ``_place``."""
 
-    One look at all pages puts the first 2% in order; they are taken from the front, each checked
-    again. Pages that become evictable later with a key inside the batch are merged in, so the
-    order is exact at every moment.
-    """
+    def __init__(self, tier: Tier, groups: Groups) -> None:
+        table = tier.table
+        self.source = table.slot  # what these are views of
+        self.groups: list[int] = np.ravel(groups).tolist()
+        self._lift = None if np.ndim(groups) else ...  # indexes [pages] as what is per group
+        self._row, self._place, self.owner = None, None, tier._owner[self.groups[0]]
+        columns = [column[tier.index] for column in (table.slot, table.state, table.pins)]
+        if len(self.groups) == 1:
+            columns = [column[self.groups[0]] for column in columns]
+        else:
+            index = np.array(groups)[:, None]
+            self._row, self._place, self.owner = (
+                index * table.rows,
+                tier._starts[index],
+                tier._owners,
+            )
+        self.slot, self.state, self.pins = (column.reshape(-1) for column in columns)
 
-    def __init__(self, tier: Tier, group: int, order: Order) -> None:
-        self._tier, self._group, self._order = tier, group, order
-        self._pages, self._keys = NO_IDS, _NO_KEYS
-        self._offered: list[Ids] = []  # since pages were taken last
-        self._horizon = 0  # all evictable pages up to this key are in the batch, unless it is empty
+    def rows(self, pages: Ids) -> Ids:
+        """Where the columns have these pages."""
+        return pages[self._lift] if self._row is None else pages + self._row
 
-    def offer(self, pages: Ids) -> None:
-        """These may have become evictable."""
-        if len(self._pages) and len(pages):
-            self._offered.append(pages)
-            if len(self._offered) > _MOST_OFFERED:  # nobody has taken any for long: begin anew
-                self._pages, self._keys, self._offered = NO_IDS, _NO_KEYS, []
+    def places(self, slots: Slots) -> Ids:
+        """Where ``owner`` has these slots."""
+        places = slots.astype(np.intp)
+        if self._place is not None:
+            places += self._place
+        return places
 
-    def take(self, most: int) -> Ids:
-        """As :meth:`Tier.victims`."""
-        if self._offered:
-            self._merge(np.concatenate(self._offered))
-            self._offered = []
-        while len(self._pages):
-            pages, keys = self._first(most)
-            fit = self._tier.evictable(self._group, pages)
-            good = fit & (self._key(pages) == keys)
-            if count(good) < count(fit):  # some go later now, perhaps before others of the batch
-                self._merge(pages[fit])
-            elif count(good):
-                victims: Ids = pages[good]
-                return victims
-        return self._first(most)[0] if self._refill(most) else NO_IDS
+    def joined(self, slots: list[Slots]) -> Slots:
+        """One array of every group's slots."""
+        return slots[0][self._lift] if self._row is None else np.array(slots)
 
-    def _first(self, most: int) -> tuple[Ids, NDArray[np.int64]]:
-        """Take them out of the batch, with their keys."""
-        pages, keys = self._pages[:most], self._keys[:most]
-        self._pages, self._keys = self._pages[most:], self._keys[most:]
-        return pages, keys
-
-    def _key(self, pages: Ids | slice) -> NDArray[np.int64]:
-        return self._order(self._tier.table, self._group, pages)
-
-    def _refill(self, least: int) -> bool:
-        """Look at all pages, a block that stays in a core's cache at a time."""
-        if self._tier.available(self._group) == self._tier.free_slots(self._group):
-            return False  # nothing is idle
-        rows, wanted = self._tier.table.rows, int(_SELECT * self._tier.capacity[self._group])
-        limit = self._limit(rows, max(least, wanted, _LEAST))
-        found = [(NO_IDS, _NO_KEYS)]
-        for start in range(0, rows, _BLOCK):
-            block = slice(start, min(start + _BLOCK, rows))
-            keys = self._key(block)
-            at = np.flatnonzero(self._tier.evictable(self._group, block) & (keys <= limit))
-            found.append((start + at, keys[at]))
-        pages, keys = np.concatenate([f[0] for f in found]), np.concatenate([f[1] for f in found])
-        order = np.argsort(keys, kind="stable")  # they come in runs, as pages do
-        self._pages, self._keys = pages[order], keys[order]
-        self._horizon = int(self._keys[-1]) if len(pages) else 0
-        return len(pages) > 0
-
-    def _limit(self, rows: int, wanted: int) -> int:
-        """A key that about ``wanted`` evictable pages have, or a lower one; from a sample."""
-        every = -(-rows // _SAMPLE) or 1
-        pages = np.arange(0, rows, every)
-        keys = np.sort(self._key(pages[self._tier.evictable(self._group, pages)]))
-        index = wanted // every
-        return int(keys[index]) if index < len(keys) else np.iinfo(np.int64).max
-
-    def _merge(self, pages: Ids) -> None:
-        """Put those that go before the horizon in their places, each once."""
-        keys = self._key(pages)
-        late = keys <= self._horizon
-        if count(late):
-            pages = np.concatenate((self._pages, pages[late]))
-            keys = np.concatenate((self._keys, keys[late]))
-            order = np.lexsort((pages, keys))
-            pages, keys = pages[order], keys[order]
-            fresh = np.ones(len(pages), dtype=bool)
-            fresh[1:] = (pages[1:] != pages[:-1]) | (keys[1:] != keys[:-1])
-            self._pages, self._keys = pages[fresh], keys[fresh]
+    def each(self, values: NDArray[Any]) -> Iterable[tuple[int, NDArray[Any]]]:
+        """Every group and its part of such an array."""
+        if self._row is None:
+            return ((self.groups[0], values.reshape(-1)),)
+        return zip(self.groups, values, strict=True)

@@ -1,9 +1,36 @@
 """Token runs to page ids: a radix tree and nothing else.
 
 A node holds a run of whole pages: their tokens as raw little-endian int32 bytes, and their ids.
-Comparing a run is one ``memcmp``. Splitting a node slices two arrays, since state lives by page
-id elsewhere. Chains coalesce: a leaf grows in place, so a long generation is one node. Tokens are
-stored once. The tree does not know what a page holds, where, or for how long.
+One ``memcmp`` compares a run. The tree knows neither what a page holds, nor where, nor for how
+long: the page table keeps that by page id, so a split moves no state.
+
+Splits, in pages: a letter is a page's tokens, ``first`` the depth of a node's first page. One
+prompt, ABCDE, is one node, which grows in place while its request generates::
+
+    root -- A --> [A B C D E]
+                  first 0
+
+``insert(parent=(C, 2), raw=XY)``: the new pages follow C, which is inside the node.
+
+1. ``Node.cut`` takes what follows C off the node. The node stays the child of its parent, under
+   the same key::
+
+    root -- A --> [A B C]                 raw and ids of D E are in hand
+
+2. ``_split`` makes a node of that, gives it the children that the node had, and makes it the
+   node's only child. ``_assign`` points the pages D and E at it::
+
+    root -- A --> [A B C] --- D --> [D E] --> its children
+                  first 0           first 3
+
+3. ``insert`` adds the second child. X is its key: no two children begin with the same page::
+
+    root -- A --> [A B C] -+- D --> [D E]
+                           +- X --> [X Y]
+                  first 0           first 3
+
+``cut`` of page X reverses it: ``_unlink`` removes [X Y], and [A B C] takes over the tokens, ids and
+children of the only child that is left. Chains coalesce, and each token is stored once.
 """
 
 from __future__ import annotations
@@ -20,7 +47,7 @@ Raw = bytes | memoryview
 
 
 class Node:
-    """A run of pages. ``first`` is the depth of its first page, ``key`` that page's raw bytes."""
+    """A run of pages. ``first`` is the depth of its first page, ``key`` that page's tokens."""
 
     __slots__ = ("_ids", "first", "key", "kids", "parent", "raw", "size")
 
@@ -141,7 +168,8 @@ class Tree:
         return node is not None and not node.kids and depth == node.first + node.size - 1
 
     def _walk(self, node: Node, at: int, raw: Raw) -> Ids:
-        """Follow ``raw`` from the ``at``-th page of ``node`` on; the ids passed, the caller's."""
+        """Follow ``raw`` from the ``at``-th page of ``node`` on. Returns a new array of the ids
+        on the way."""
         view, size, done, runs = memoryview(raw), self.page_bytes, 0, []
         left = len(view) // size
         while left:
@@ -165,6 +193,7 @@ class Tree:
         return np.concatenate(runs) if runs else NO_IDS
 
     def _split(self, node: Node, at: int) -> None:
+        """Make the ``at``-th page and those that follow it a child of their own."""
         kids = node.kids
         raw, ids = node.cut(at, self.page_bytes)
         low = Node(node.first + at, bytes(raw[: self.page_bytes]), raw, ids, node)
@@ -175,6 +204,7 @@ class Tree:
         self._assign(ids, low)
 
     def _unlink(self, node: Node) -> None:
+        """Remove a whole node from its parent, which takes over an only child that is left."""
         parent = node.parent
         if parent is None:
             raise InvariantError("a root was cut")
@@ -190,6 +220,7 @@ class Tree:
             del self._roots[self._names.pop(parent)]
 
     def _assign(self, ids: Ids, node: Node) -> None:
+        """Note that these pages are in ``node`` now."""
         try:
             self._node[ids] = node
         except IndexError:
