@@ -119,6 +119,18 @@ class World(Stage):
         self._check_cuts(request)
         super()._compute(request, final, ahead)
 
+    def _write(self, request: Request, g: int, slots: np.ndarray, values: np.ndarray | int) -> None:
+        """Only into slots that are of no page and of no other request."""
+        inside, others = self.inside, np.ones(self.device[g], bool)
+        others[inside.own(request.lease, g)] = False
+        others[inside.slot[0, g][inside.state[0, g] != ABSENT]] = True
+        for other in self.requests:
+            if other.lease and other is not request:
+                others[inside.own(other.lease, g)] = True
+        for slot in slots[others[slots]].tolist():
+            raise AssertionError(f"a slot is written that belongs to {self.who(0, g, slot)}")
+        super()._write(request, g, slots, values)
+
     def commit(self, request: Request) -> None:
         """What was committed is findable, stamped, and owned as it must be; windows slid."""
         lease, inside = request.lease, self.inside
@@ -276,13 +288,13 @@ class World(Stage):
         return self.keys[path]
 
     def _check_names(self, tree: Tree) -> None:
-        ids, groups = list(tree.values()), self.groups
+        ids = list(tree.values())
         keys = [key.tobytes() for key in self.inside.keys[ids]]
         assert keys == list(map(self._key, tree)), "a page has another page's key"
         assert not parentless(tree, self.size)
-        used = [self.oracle.used(path) for path in tree]
+        known = self.oracle.known(tree)
+        used, hits = [page.used for page in known], [page.hits for page in known]
         assert self.inside.used[:, ids].T.tolist() == used, "a clock went wrong"
-        hits = [[self.oracle.hits(g, path) for g in groups] for path in tree]
         assert self.inside.hits[:, ids].T.tolist() == hits, "a hit was not counted"
 
     def _check_storage(self) -> None:
