@@ -121,10 +121,7 @@ class Stage:
         cut = lease.next_cut(start)
         if stop and cut is not None:
             final = min(final, cut)
-        before = [len(lease.slots(grp.name)) for grp in self.schema.groups]
-        if not self.cache.grow(lease, final + ahead):
-            assert before == [len(lease.slots(grp.name)) for grp in self.schema.groups]
-            self.happened["no room to grow"] += 1
+        if not self.grow(request, final + ahead):
             return False
         request.computed = start
         self._compute(request, final, ahead)
@@ -132,6 +129,16 @@ class Stage:
         if commit:
             self.commit(request)
         return True
+
+    def grow(self, request: Request, tokens: int) -> bool:
+        """Slots for so many tokens in every group, or nothing."""
+        lease = request.lease
+        before = [len(lease.slots(grp.name)) for grp in self.schema.groups]
+        if self.cache.grow(lease, tokens):
+            return True
+        assert before == [len(lease.slots(grp.name)) for grp in self.schema.groups]
+        self.happened["no room to grow"] += 1
+        return False
 
     def arrived(self, lease: Lease) -> bool:
         """Whether a step would neither wait nor fail. The cache may not have heard of it yet."""
@@ -158,6 +165,7 @@ class Stage:
                 pages = range(at, whole)
                 request.snapshots += [at] * (at not in request.snapshots)
             written, values = slots[pages.start : pages.stop], np.full(len(pages), JUNK)
+            assert len(written) == len(pages), "the block table is too short"
             true = request.truth[pages.start : whole] + g
             values[: len(true)] = true
             self._write(request, g, written, values)

@@ -115,9 +115,11 @@ class World(Stage):
             planned = all((i + 1) * self.size in lease.cuts for i in at)
             assert planned, "a snapshot that nobody planned"
 
-    def _compute(self, request: Request, final: int, ahead: int) -> None:
-        self._check_cuts(request)
-        super()._compute(request, final, ahead)
+    def grow(self, request: Request, tokens: int) -> bool:
+        grown = super().grow(request, tokens)
+        if grown:
+            self._check_cuts(request)
+        return grown
 
     def _write(self, request: Request, g: int, slots: np.ndarray, values: np.ndarray | int) -> None:
         """Only into slots that are of no page and of no other request."""
@@ -230,7 +232,7 @@ class World(Stage):
         found: Tree = {}
         above: dict[int, tuple[int, ...]] = {}
         for namespace, node, parent, raw, ids in self.inside.runs():  # parents first
-            tokens = above[node] = above.get(parent, ()) + tuple(np.frombuffer(raw, "<i4").tolist())
+            tokens = above[node] = above.get(parent, ()) + tuple(memoryview(raw).cast("i"))
             end = len(tokens) - (len(ids) - 1) * self.size
             for page in ids:
                 found[namespace, tokens[:end]] = page
