@@ -29,6 +29,17 @@ def test_a_violation_is_reported(verb: str, monkeypatch: pytest.MonkeyPatch) -> 
     assert report.operations < 1500
 
 
+@pytest.mark.parametrize("pages", [SMALL, 512])
+def test_wrong_bytes_are_noticed_as_they_are_stored(
+    pages: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lanes contain what a store raises, so it is the world that looks."""
+    bodies = TruthMedia.bodies
+    monkeypatch.setattr(TruthMedia, "bodies", lambda *args: bodies(*args)[::-1])
+    report = endure(0, pages, 1500)
+    assert "wrong bytes in storage" in report.violations[0]
+
+
 def test_half_of_the_operations_are_on_small_pools() -> None:
     todo = jobs(1_000_000, 0)
     assert sum(operations for _, pages, operations in todo if pages <= SMALL) == 500_000
