@@ -34,6 +34,11 @@ class Oracle:
         """Of a page that nobody has needed."""
         return Clocks([0] * len(self.tails), [0] * len(self.tails))
 
+    def known(self, paths: Iterable[Path]) -> list[Clocks]:
+        """Of these pages."""
+        fresh = self.fresh()
+        return [self.pages.get(path, fresh) for path in paths]
+
     # --- clocks
 
     def needed(self, g: int, pages: int) -> range:
@@ -49,10 +54,11 @@ class Oracle:
                 clocks[i].used[g] = self.clock
 
     def hit(self, path: Callable[[int], Path], pages: int) -> None:
-        """A hit ended after so many pages."""
-        for g in range(len(self.tails)):
+        """A hit ended after so many pages. It counts in groups with a tail, up to :data:`MANY`."""
+        for g in [g for g, tail in enumerate(self.tails) if tail is not None]:
             for i in self.needed(g, pages):
-                self.pages[path(i)].hits[g] += 1
+                hits = self.pages[path(i)].hits
+                hits[g] = min(hits[g] + 1, MANY)
 
     def slide(self, g: int, path: Path) -> None:
         """A request slid past a page: it goes first, unless many hits end there."""
@@ -63,15 +69,6 @@ class Oracle:
         """All other pages are forgotten."""
         for path in [path for path in self.pages if not alive(path)]:
             del self.pages[path]
-
-    def hits(self, g: int, path: Path) -> int:
-        """As they are counted: only in groups with a tail, and no further than counts."""
-        if self.tails[g] is None or path not in self.pages:
-            return 0
-        return min(self.pages[path].hits[g], MANY)
-
-    def used(self, path: Path) -> list[int]:
-        return self.pages[path].used if path in self.pages else [0] * len(self.tails)
 
     # --- hits
 
@@ -91,7 +88,8 @@ class Oracle:
 
     def rank(self, g: int, path: Path) -> tuple[int, int]:
         """The lowest goes first."""
-        return self.used(path)[g], -len(path[1])
+        used = self.pages[path].used[g] if path in self.pages else 0
+        return used, -len(path[1])
 
     def ranks(self, g: int, paths: Collection[Path]) -> list[tuple[int, int]]:
         """Of what may go, in the order in which it goes."""

@@ -3,7 +3,7 @@
 from kvkeep.schema import Component, Group, Identity, Residence, Schema
 
 P = 2  # tokens of a page
-ABSENT, WRITING, LIVE = Residence
+ABSENT, WRITING, LIVE = map(int, Residence)  # NumPy is slow with enums
 
 
 def group(name: str, tail: int | None = None, required: bool = True, working: int = 0) -> Group:

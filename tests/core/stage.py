@@ -121,10 +121,7 @@ class Stage:
         cut = lease.next_cut(start)
         if stop and cut is not None:
             final = min(final, cut)
-        before = [len(lease.slots(grp.name)) for grp in self.schema.groups]
-        if not self.cache.grow(lease, final + ahead):
-            assert before == [len(lease.slots(grp.name)) for grp in self.schema.groups]
-            self.happened["no room to grow"] += 1
+        if not self.grow(request, final + ahead):
             return False
         request.computed = start
         self._compute(request, final, ahead)
@@ -132,6 +129,16 @@ class Stage:
         if commit:
             self.commit(request)
         return True
+
+    def grow(self, request: Request, tokens: int) -> bool:
+        """Slots for so many tokens in every group, or nothing."""
+        lease = request.lease
+        before = [len(lease.slots(grp.name)) for grp in self.schema.groups]
+        if self.cache.grow(lease, tokens):
+            return True
+        assert before == [len(lease.slots(grp.name)) for grp in self.schema.groups]
+        self.happened["no room to grow"] += 1
+        return False
 
     def arrived(self, lease: Lease) -> bool:
         """Whether a step would neither wait nor fail. The cache may not have heard of it yet."""
@@ -149,41 +156,23 @@ class Stage:
         lease, size = request.lease, self.size
         first, whole, last = request.computed // size, final // size, -(-(final + ahead) // size)
         for g, grp in enumerate(self.schema.groups):
-            slots, pool = lease.slots(grp.name), self.media.tiers[0, g]
-            others = self._others(request, g)
+            slots, pages = lease.slots(grp.name), range(first, last)
             if grp.working:
-                working = lease.working(grp.name)
-                assert not others[working].any(), "running state is somebody else's"
-                pool[working] = -(request.serial << 20 | final)
+                self._write(request, g, lease.working(grp.name), -(request.serial << 20 | final))
                 at = whole - 1
                 if final % size or final <= request.computed or slots[at] < 0:
                     continue
                 pages = range(at, whole)
                 request.snapshots += [at] * (at not in request.snapshots)
-            else:
-                pages = range(first, last)
-            written = slots[pages.start : pages.stop]
-            assert len(written) == len(pages)
-            assert (written >= 0).all(), "a page is written that has no slot"
-            assert not others[written].any(), "a page is written where somebody else reads"
-            pool[written] = JUNK
-            pool[written[: max(0, whole - pages.start)]] = request.truth[pages.start : whole] + g
+            written, values = slots[pages.start : pages.stop], np.full(len(pages), JUNK)
+            assert len(written) == len(pages), "the block table is too short"
+            true = request.truth[pages.start : whole] + g
+            values[: len(true)] = true
+            self._write(request, g, written, values)
 
-    def _others(self, request: Request, g: int) -> np.ndarray:
-        """``[device slots]``: which belong to pages of the tree, to other requests or to nobody."""
-        own = self.inside.own(request.lease, g)
-        others = np.ones(self.media.tiers.shape[2], bool)
-        others[own] = False
-        others[self._rows(0, g)] = True
-        for other in self.requests:
-            if other.lease and other is not request:
-                others[self.inside.own(other.lease, g)] = True
-        return others
-
-    def _rows(self, tier: int, g: int) -> np.ndarray:
-        """Slots of pages."""
-        inside = self.inside
-        return inside.slot[tier, g][inside.state[tier, g] != ABSENT]
+    def _write(self, request: Request, g: int, slots: np.ndarray, values: np.ndarray | int) -> None:
+        assert ((slots >= 0) & (slots < self.device[g])).all(), "a page is written that has no slot"
+        self.media.tiers[0, g][slots] = values
 
     def commit(self, request: Request) -> None:
         lease = request.lease
@@ -257,17 +246,20 @@ class Stage:
 
     def _check_owners(self) -> None:
         """Each slot has one owner: a page, or a request whose own it is."""
-        leases = [request.lease for request in self.requests if request.lease]
-        for tier, sizes in enumerate((self.device, self.host)):
-            for g in self.groups:
-                slots = [self._rows(tier, g)]
-                slots += [self.inside.own(lease, g) for lease in leases if tier == 0]
-                owners = np.bincount(np.concatenate(slots), minlength=sizes[g])
-                assert len(owners) <= sizes[g], "a slot that there is not"
-                if owners.size and owners.max() > 1:
-                    raise AssertionError(f"{self._who(tier, g, int(owners.argmax()))} share a slot")
+        inside, (_, groups, most) = self.inside, self.media.tiers.shape
+        tier, g, _ = rows = (inside.state != ABSENT).nonzero()
+        sizes = np.array([self.device, self.host])
+        assert (inside.slot[rows] < sizes[tier, g]).all(), "a slot that there is not"
+        places = [(tier * groups + g) * most + inside.slot[rows]]
+        for request in self.requests:
+            if request.lease:
+                places += [g * most + inside.own(request.lease, g) for g in self.groups]
+        owners = np.bincount(np.concatenate(places), minlength=1)
+        if owners.max() > 1:
+            at = np.unravel_index(owners.argmax(), self.media.tiers.shape)
+            raise AssertionError(f"{self.who(*map(int, at))} share a slot")
 
-    def _who(self, tier: int, g: int, slot: int) -> list[str]:
+    def who(self, tier: int, g: int, slot: int) -> list[str]:
         """All owners of a slot, for people."""
         inside = self.inside
         rows = (inside.state[tier, g] != ABSENT) & (inside.slot[tier, g] == slot)
@@ -377,7 +369,9 @@ class Stage:
         for tier, sizes in enumerate((self.device, self.host)):
             for g, grp in enumerate(self.schema.groups):
                 free = figures[f"free_slots{{tier={TIERS[tier]},group={grp.name}}}"]
-                assert free == sizes[g] - len(self._rows(tier, g)), "a private slot is left"
+                assert free == sizes[g] - np.count_nonzero(inside.state[tier, g] != ABSENT), (
+                    "a private slot is left"
+                )
 
     def _check_written(self) -> None:
         """What memory has, storage has, but for what was lost and what was counted."""

@@ -5,7 +5,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from endurance import SMALL, Numbers, endure, jobs
+from endurance import SMALL, endure, jobs
+
+from kvkeep.testing.fakes import TruthMedia
 
 
 @pytest.mark.parametrize(("seed", "pages"), [(0, 16), (1, 32), (2, SMALL), (3, 512)])
@@ -13,18 +15,29 @@ def test_some_thousand_operations(seed: int, pages: int) -> None:
     report = endure(seed, pages, 1500)
     assert report.violations == []
     assert report.checks > (1500 if pages <= SMALL else 15)
-    for what in ("hits", "evict", "tick", "step"):
+    for what in ("hit", "evict", "tick", "step"):
         assert report.happened[what], f"no operation came to {what!r}"
 
 
 @pytest.mark.parametrize("verb", ["load", "save"])
 def test_a_violation_is_reported(verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Say, a copy that says it is done and is not."""
-    monkeypatch.setattr(Numbers, verb, lambda media, copies, *more: None)
+    monkeypatch.setattr(TruthMedia, verb, lambda media, copies, *more: None)
     report = endure(0, SMALL, 1500)
     assert len(report.violations) == 1
     assert "wrong bytes" in report.violations[0]
     assert report.operations < 1500
+
+
+@pytest.mark.parametrize("pages", [SMALL, 512])
+def test_wrong_bytes_are_noticed_as_they_are_stored(
+    pages: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lanes contain what a store raises, so it is the world that looks."""
+    bodies = TruthMedia.bodies
+    monkeypatch.setattr(TruthMedia, "bodies", lambda *args: bodies(*args)[::-1])
+    report = endure(0, pages, 1500)
+    assert "wrong bytes in storage" in report.violations[0]
 
 
 def test_half_of_the_operations_are_on_small_pools() -> None:

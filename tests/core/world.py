@@ -115,9 +115,23 @@ class World(Stage):
             planned = all((i + 1) * self.size in lease.cuts for i in at)
             assert planned, "a snapshot that nobody planned"
 
-    def _compute(self, request: Request, final: int, ahead: int) -> None:
-        self._check_cuts(request)
-        super()._compute(request, final, ahead)
+    def grow(self, request: Request, tokens: int) -> bool:
+        grown = super().grow(request, tokens)
+        if grown:
+            self._check_cuts(request)
+        return grown
+
+    def _write(self, request: Request, g: int, slots: np.ndarray, values: np.ndarray | int) -> None:
+        """Only into slots that are of no page and of no other request."""
+        inside, others = self.inside, np.ones(self.device[g], bool)
+        others[inside.own(request.lease, g)] = False
+        others[inside.slot[0, g][inside.state[0, g] != ABSENT]] = True
+        for other in self.requests:
+            if other.lease and other is not request:
+                others[inside.own(other.lease, g)] = True
+        for slot in slots[others[slots]].tolist():
+            raise AssertionError(f"a slot is written that belongs to {self.who(0, g, slot)}")
+        super()._write(request, g, slots, values)
 
     def commit(self, request: Request) -> None:
         """What was committed is findable, stamped, and owned as it must be; windows slid."""
@@ -218,7 +232,7 @@ class World(Stage):
         found: Tree = {}
         above: dict[int, tuple[int, ...]] = {}
         for namespace, node, parent, raw, ids in self.inside.runs():  # parents first
-            tokens = above[node] = above.get(parent, ()) + tuple(np.frombuffer(raw, "<i4").tolist())
+            tokens = above[node] = above.get(parent, ()) + tuple(memoryview(raw).cast("i"))
             end = len(tokens) - (len(ids) - 1) * self.size
             for page in ids:
                 found[namespace, tokens[:end]] = page
@@ -276,13 +290,13 @@ class World(Stage):
         return self.keys[path]
 
     def _check_names(self, tree: Tree) -> None:
-        ids, groups = list(tree.values()), self.groups
+        ids = list(tree.values())
         keys = [key.tobytes() for key in self.inside.keys[ids]]
         assert keys == list(map(self._key, tree)), "a page has another page's key"
         assert not parentless(tree, self.size)
-        used = [self.oracle.used(path) for path in tree]
+        known = self.oracle.known(tree)
+        used, hits = [page.used for page in known], [page.hits for page in known]
         assert self.inside.used[:, ids].T.tolist() == used, "a clock went wrong"
-        hits = [[self.oracle.hits(g, path) for g in groups] for path in tree]
         assert self.inside.hits[:, ids].T.tolist() == hits, "a hit was not counted"
 
     def _check_storage(self) -> None:
