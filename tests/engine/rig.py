@@ -27,7 +27,7 @@ from kvkeep.engine.request import Sequence
 from kvkeep.media.memory import Memory
 
 DEMO = Path(str(resources.files("kvkeep.demo")))
-PATIENCE = 40.0  # seconds until a request that does not end is a failure
+PATIENCE = 240.0  # seconds until a request that does not end is a failure
 
 
 class Pair(NamedTuple):
