@@ -159,11 +159,11 @@ def test_who_listens_hears_of_every_ticket_that_comes_back(bench, kind: str) -> 
     b, heard = bench(), threading.Semaphore(0)
     b.transfers.listen(heard.release)
     b.submit(kind, b.move(0, 1))
-    assert heard.acquire(timeout=60)
+    assert heard.acquire(timeout=20)
     assert len(list(b.transfers.landed())) == 1
     b.transfers.breaker.failure(trip=True)
     b.submit(kind, b.move(0, 2))  # storage is not asked now, and its ticket comes back at once
-    assert heard.acquire(timeout=60)
+    assert heard.acquire(timeout=20)
 
 
 def test_who_listens_cannot_end_a_lane(bench) -> None:

@@ -15,7 +15,7 @@ from tiny_models import KINDS
 
 from kvkeep.media.base import Copy, Mark
 
-PAGE, PROMPT, NEW = 8, prompt(100), 16
+PAGE, PROMPT, NEW, FEW = 8, prompt(100), 16, 8
 HIT = 96
 PATIENCE = 60.0  # seconds until who waits for something counts as waiting for ever
 
@@ -87,10 +87,10 @@ def test_a_layer_is_computed_before_the_next_one_is_there(tiny: Pair) -> None:
 def test_no_kind_of_state_is_read_before_it_is_there(kind: str, tmp_path: Path) -> None:
     """Also not where others join the load, and where a request ends before the load has."""
     with Rig(make_pair(kind, tmp_path), page_size=PAGE, chunked_prefill_size=32) as rig:
-        cold = rig.run(rig.send(PROMPT, NEW), rig.send(PROMPT[:60], NEW))
+        cold = rig.run(rig.send(PROMPT, FEW), rig.send(PROMPT[:60], FEW))
         rig.evict("device")
         gate = Gate(rig, lambda _: time.sleep(0.01))
-        names = [rig.send(PROMPT, 1), rig.send(PROMPT, NEW), rig.send(PROMPT[:60], NEW)]
+        names = [rig.send(PROMPT, 1), rig.send(PROMPT, FEW), rig.send(PROMPT[:60], FEW)]
         one, *warm = rig.run(*names)
         assert gate.layers
         assert one.cached["host"] == HIT
