@@ -12,13 +12,14 @@ import os
 import signal
 import sys
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import NamedTuple
 
 HERE = Path(__file__).parent
 SEEDS = 10
-PATIENCE = 120.0  # seconds for one run of killers
+PATIENCE = 240.0  # seconds for one run of killers
 
 FORKS = multiprocessing.get_context("forkserver")
 PLUGINS = [plugin.module for plugin in entry_points(group="pytest11")]
@@ -53,25 +54,28 @@ def overlay(root: Path, source: Path, changed: Mapping[str, str]) -> None:
 
 
 def run(root: Path, killers: Collection[str]) -> Verdict:
-    """Run all these killers in one process that imports kvkeep from ``root``.
+    """Run all these killers in one process that imports kvkeep from ``root``. Nothing that they
+    started outlives them.
 
     Raises:
-        TimeoutError: They took longer than ``PATIENCE``. The process and its children are killed.
+        TimeoutError: They took longer than ``PATIENCE``.
     """
     output = root / "output"
     process = FORKS.Process(target=_fork, args=(root, sorted(killers), output))
     process.start()
     process.join(PATIENCE)
-    if process.exitcode is None:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.join()
-        raise TimeoutError(f"no verdict after {PATIENCE} s\n{output.read_text()[-2000:]}")
-    return Verdict(process.exitcode, output.read_text(errors="replace"))
+    status, text = process.exitcode, output.read_text(errors="replace")
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)  # also what a test that failed has left behind
+    process.join()
+    if status is None:
+        raise TimeoutError(f"no verdict after {PATIENCE} s\n{text[-2000:]}")
+    return Verdict(status, text)
 
 
 def _fork(root: Path, killers: list[str], output: Path) -> None:
     """What a fork does: it exits with the status of the killers."""
-    os.setsid()  # what hangs is killed with all that it started
+    os.setsid()  # so that all that it started can be killed with it
     with output.open("wb") as file:
         os.dup2(file.fileno(), sys.stdout.fileno())
         os.dup2(file.fileno(), sys.stderr.fileno())

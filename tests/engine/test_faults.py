@@ -28,7 +28,7 @@ from kvkeep.stores.base import Store
 from kvkeep.testing.wrappers import Faults, FaultyStore, WrapperStore
 
 PROMPTS = [[*prompt(64, i % 2), *prompt(60 + 5 * i, i)] for i in range(8)]
-NEW = 24
+NEW = 12
 
 
 @pytest.fixture(scope="module")
