@@ -80,9 +80,9 @@ def test_a_full_device_changes_no_token(kind: str, tmp_path: Path) -> None:
     pair = make_pair(kind, tmp_path)
     prompts = [PROMPT[: 30 + 7 * i] + prompt(20, seed=i) for i in range(6)]
     with Rig(pair, page_size=PAGE) as rig:
-        roomy = rig.run(*[rig.send(one, 48) for one in prompts])
-    with Rig(pair, page_size=PAGE, device_tokens=256, host_bytes=1 << 22) as rig:
-        answers = rig.run(*[rig.send(one, 48) for one in prompts])
+        roomy = rig.run(*[rig.send(one, 24) for one in prompts])
+    with Rig(pair, page_size=PAGE, device_tokens=192, host_bytes=1 << 22) as rig:
+        answers = rig.run(*[rig.send(one, 24) for one in prompts])
         assert [answer.tokens for answer in answers] == [answer.tokens for answer in roomy]
         assert rig.figure("preemptions_total") > 0
         rig.check_idle()

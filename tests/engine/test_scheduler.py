@@ -82,7 +82,7 @@ def test_a_request_whose_pages_are_lost_begins_anew(tiny: Pair) -> None:
 def test_whatever_fits_alone_is_served(tiny: Pair) -> None:
     """Prompt and new tokens as many as the whole pool takes, among others of all sizes."""
     for draft in (True, False):
-        with Rig(tiny, draft=draft, device_tokens=96, chunked_prefill_size=48) as rig:
+        with Rig(tiny, draft=draft, device_tokens=160, chunked_prefill_size=48) as rig:
             most = rig.engine.info.context_length
             names = [
                 rig.send(prompt(length, i), most - length)
