@@ -9,10 +9,16 @@ import pytest
 os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = "1"
 
 with suppress(ImportError):  # what needs a GPU is tested where little is installed
-    from hypothesis import Phase, settings
+    from hypothesis import HealthCheck, Phase, settings
 
     # The same examples in every run, however slow the machine is.
-    settings.register_profile("same", derandomize=True, database=None, deadline=None)
+    settings.register_profile(
+        "same",
+        derandomize=True,
+        database=None,
+        deadline=None,
+        suppress_health_check=[HealthCheck.too_slow],
+    )
     # For who asks whether a test fails, not where: shrinking may take minutes.
     settings.register_profile("verdict", settings.get_profile("same"), phases=[Phase.generate])
     settings.load_profile("same")

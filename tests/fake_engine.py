@@ -60,6 +60,7 @@ class FakeEngine:
     """Answers like an engine, one token per request and step, and notes what it was sent."""
 
     step_seconds: float = 0.0
+    held: bool = False  # takes messages, and takes no step
     failure: tuple[str, str] | None = None  # kind and message, for every request ...
     fail_after: int = 0  # ... after so many tokens
     info: ModelInfo = field(
@@ -97,7 +98,7 @@ class FakeEngine:
         self._inbox.put(None)
         self._thread.join()
 
-    def aborted(self, seconds: float = 5.0) -> bool:
+    def aborted(self, seconds: float = 60.0) -> bool:
         """Whether an Abort arrived and everything has stopped, now or soon."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
@@ -111,7 +112,7 @@ class FakeEngine:
 
     def _run(self) -> None:
         while True:
-            while not (self._inbox.empty() and self._running):
+            while self.held or not (self._inbox.empty() and self._running):
                 message = self._inbox.get()
                 if message is None:
                     return

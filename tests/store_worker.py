@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import random
+import select
 import signal
 import struct
 import sys
@@ -45,13 +46,15 @@ def write(store: FileStore, numbers: list[int]) -> list[bool]:
     return store.write([key(n) for n in numbers], [body(n) for n in numbers])
 
 
-def hammer(directory: Path, seed: int, slots: int, seconds: float) -> dict[str, object]:
-    """Read what is there and write what is not, at random, of more keys than there is room for."""
+def hammer(directory: Path, seed: int, slots: int, rounds: int) -> dict[str, object]:
+    """Say so and wait for a line; then read what is there and write what is not, at random, of
+    more keys than there is room for."""
     store = FileStore(directory, {GROUP: SIZE}, slots * SLOT)
     pick = random.Random(seed)
     seen: Counter[str] = Counter()
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
+    print("ready", flush=True)
+    sys.stdin.readline()
+    for _ in range(rounds):
         numbers = pick.sample(range(slots * 3 // 2), pick.randint(1, 4))
         hits, wrong = read(store, numbers)
         answers = write(store, [n for n in numbers if n not in hits])
@@ -80,6 +83,8 @@ def kill(directory: Path, seed: int, slots: int, times: int) -> dict[str, object
         writer = os.fork()
         if not writer:
             _write_for_ever(directory, random.Random(f"{seed} {turn}"), slots, tell)
+        if turn % 4 == 0:  # however slow the machine is, some write
+            select.select([told], [], [], 60.0)
         time.sleep(pick.uniform(0.0, 0.04))
         os.kill(writer, signal.SIGKILL)
         _, status = os.waitpid(writer, 0)

@@ -99,7 +99,7 @@ async def test_one_failure_aborts_the_others(engine: FakeEngine) -> None:
 async def test_an_id_in_use_is_refused(engine: FakeEngine) -> None:
     engine.step_seconds = 0.01
     client = EngineClient(engine)
-    async with aclosing(client.generate(ask("a", [1], 100))) as replies:
+    async with aclosing(client.generate(ask("a", [1], 10_000))) as replies:
         await anext(replies)
         with pytest.raises(RequestError, match="'a' is in use"):
             await anext(client.generate(ask("a", [1])))

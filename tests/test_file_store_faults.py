@@ -27,6 +27,7 @@ from kvkeep.testing.stores import LARGE, SIZES, SMALL, body, key, read, write
 from kvkeep.testing.wrappers import Faults, FaultyStore
 
 KEYS = [key(i, group) for i in range(16) for group in SIZES]
+ROUNDS = 1000  # of each process that hammers on one directory
 
 
 @pytest.fixture
@@ -54,7 +55,9 @@ def files(directory: Path, pattern: str) -> list[Path]:
 def start(*arguments: object) -> subprocess.Popen[bytes]:
     command = [sys.executable, worker.__file__, *map(str, arguments)]
     path = os.pathsep.join(sys.path)
-    return subprocess.Popen(command, stdout=subprocess.PIPE, env=os.environ | {"PYTHONPATH": path})
+    pipe = subprocess.PIPE
+    env = os.environ | {"PYTHONPATH": path}
+    return subprocess.Popen(command, stdin=pipe, stdout=pipe, env=env)
 
 
 def answer(process: subprocess.Popen[bytes]) -> dict[str, object]:
@@ -83,7 +86,14 @@ class TestProcesses:
         assert not files(tmp_path, "owner-*")
 
     def test_three_on_one_directory_of_16_slots(self, tmp_path: Path) -> None:
-        processes = [start("hammer", tmp_path, seed, 16, 4) for seed in range(3)]
+        processes = [start("hammer", tmp_path, seed, 16, ROUNDS) for seed in range(3)]
+        for process in processes:
+            assert process.stdout
+            assert process.stdout.readline() == b"ready\n"
+        for process in processes:
+            assert process.stdin
+            process.stdin.write(b"go\n")
+            process.stdin.flush()
         for seen in map(answer, processes):
             assert seen["wrong"] == 0
             assert seen["hits"] > 50

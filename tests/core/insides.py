@@ -11,19 +11,19 @@ from typing import NamedTuple
 
 import numpy as np
 
-import kvkeep.core.tier
+import kvkeep.core.victims
 from kvkeep.core.cache import Cache
 from kvkeep.core.lease import Lease
 from kvkeep.schema import Ids, Key, Slots
 from kvkeep.testing.fakes import Switch
 
-SELECT = kvkeep.core.tier._SELECT
+SELECT = kvkeep.core.victims._SELECT
 
 
 def select_victims(share: float) -> None:
     """Each look for victims puts this share of a tier in order: more, and tiny pools, too, are
     evicted in several batches."""
-    kvkeep.core.tier._SELECT = share
+    kvkeep.core.victims._SELECT = share
 
 
 class Move(NamedTuple):

@@ -58,7 +58,7 @@ class TestArrival:
         waiter.start()
         assert not woken.wait(0.05)
         last(arrival)
-        assert woken.wait(10)
+        assert woken.wait(60)
         waiter.join()
 
     def test_a_loss_is_told_to_all_who_wait_or_will(self) -> None:
@@ -73,7 +73,7 @@ class TestArrival:
         waiter.start()
         arrival.reach(0, NOW)
         arrival.fail()
-        waiter.join(10)
+        waiter.join(60)
         assert len(errors) == 1
         for layer in (0, None):
             with pytest.raises(LoadFailed):

@@ -256,7 +256,7 @@ class Clumsy:
 @pytest.mark.parametrize("damage", list(DAMAGE))
 def test_what_broke_is_mended_and_requests_go_on(damage: str) -> None:
     """Nothing is leaked, and no ticket loses its slots to others."""
-    for seed in range(15):
+    for seed in range(10):
         w, rng = world(seed)
         DAMAGE[damage](w, rng)
         stumble(w)
@@ -266,7 +266,7 @@ def test_what_broke_is_mended_and_requests_go_on(damage: str) -> None:
 @pytest.mark.parametrize("damage", [name for name in DAMAGE if name not in OF_IDS])
 def test_damage_that_nobody_looks_for_raises_nothing(damage: str) -> None:
     """Somebody stumbles over it, sooner or later, and then it is mended."""
-    for seed in range(15):
+    for seed in range(10):
         w, rng = world(seed)
         w._compute = lambda *_: None  # it might write where damage lets others read
         DAMAGE[damage](w, rng)

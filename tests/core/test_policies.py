@@ -263,7 +263,7 @@ def test_without_a_store_nothing_waits_for_it(policy: Policy) -> None:
     cache = Cache(ONE, [8], [8], None, policy, TruthMedia([8], [8]))
     for _ in range(3):
         compute(cache)
-        assert cache.drain(5.0)
+        assert cache.drain(60.0)
     assert cache.counts["unwritten_pages_total"] == 3, "once, when they were on the host"
     cache.close()
 
@@ -312,10 +312,10 @@ def test_a_drain_has_storage_tried_twice(write: str, out: bool, left: int, lands
         breaker._wait = 60.0
         breaker.failure()
     compute(cache)
-    end = time.monotonic() + 4.0
-    assert cache.drain(4.0) == lands
+    end = time.monotonic() + 10.0
+    assert cache.drain(10.0) == lands
     assert len(store.records) == 3 * lands
-    cache.close(4.0)
+    cache.close(10.0)
     assert time.monotonic() < end
     assert lands or left - store.left == 2 * 2  # drains
 
@@ -657,10 +657,13 @@ def test_best_effort_waits_for_nothing() -> None:
 
 
 def test_a_timeout_grows_with_the_prompt() -> None:
-    policy = Policy(prefetch="timeout", prefetch_seconds=10.0, prefetch_seconds_per_1k=1000.0)
+    policy = Policy(prefetch="timeout", prefetch_seconds=1e3, prefetch_seconds_per_1k=1e5)
     w = world_of(policy, TWO, [8, 8], [8, 8])
     prefetch = w.arrive(A).prefetch
-    for seconds, ready in ((15.0, False), (16.5, True)):  # of 10, and 1 for each of 6 tokens
+    for seconds, ready in (
+        (1500.0, False),
+        (1600.0, True),
+    ):  # of 1000, and 100 for each of 6 tokens
         prefetch.begun = time.monotonic() - seconds
         assert w.cache.ready(prefetch) == ready
 

@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -32,7 +33,7 @@ def ids(*values: int) -> np.ndarray:
     return np.array(values, np.int32)
 
 
-def until(happened: Callable[[], bool], seconds: float = 5.0) -> None:
+def until(happened: Callable[[], bool], seconds: float = 60.0) -> None:
     """Wait for another thread, but not forever."""
     end = time.monotonic() + seconds
     while not happened():
@@ -47,10 +48,13 @@ class Gate(DictStore):
         super().__init__()
         self.open = threading.Event()
         self.calls: list[int] = []
+        self.inside = 0
 
     def _works(self, count: int) -> list[bool]:
         self.calls.append(count)
-        assert self.open.wait(10)
+        self.inside += 1
+        assert self.open.wait(60)
+        self.inside -= 1
         return super()._works(count)
 
     def touch(self, keys) -> None:
@@ -137,12 +141,12 @@ def test_what_is_queued_is_moved_as_one(bench) -> None:
 
     def save(batch, after) -> None:
         busy.set()
-        assert go.wait(10)
+        assert go.wait(60)
         copies.append([(g, a.tolist(), z.tolist()) for g, a, z in batch])
 
     b.media.save = save
     b.submit(SAVE, b.move(0, 0))
-    assert busy.wait(10)
+    assert busy.wait(60)
     b.submit(SAVE, b.move(0, 1, 2), b.move(1, 1))
     b.submit(SAVE, b.move(1, 5))
     go.set()
@@ -155,11 +159,11 @@ def test_who_listens_hears_of_every_ticket_that_comes_back(bench, kind: str) -> 
     b, heard = bench(), threading.Semaphore(0)
     b.transfers.listen(heard.release)
     b.submit(kind, b.move(0, 1))
-    assert heard.acquire(timeout=10)
+    assert heard.acquire(timeout=20)
     assert len(list(b.transfers.landed())) == 1
     b.transfers.breaker.failure(trip=True)
     b.submit(kind, b.move(0, 2))  # storage is not asked now, and its ticket comes back at once
-    assert heard.acquire(timeout=10)
+    assert heard.acquire(timeout=20)
 
 
 def test_who_listens_cannot_end_a_lane(bench) -> None:
@@ -366,9 +370,8 @@ def test_closing_does_not_wait_for_a_call_that_hangs(bench) -> None:
     b = bench(Gate())
     b.submit(READ, b.move(0, 1))
     until(lambda: b.store.calls)
-    began = time.monotonic()
     b.transfers.close(timeout=0.05)
-    assert time.monotonic() - began < 5
+    assert b.store.inside == 1, "it waited for the call"
 
 
 def test_withdrawn_tickets_have_not_begun() -> None:
@@ -376,12 +379,12 @@ def test_withdrawn_tickets_have_not_begun() -> None:
 
     def work(batch) -> None:
         begun.set()
-        assert go.wait(10)
+        assert go.wait(60)
 
     lane = ThreadLane("test", work, reported.append)
     first, second = Ticket(SAVE, []), Ticket(SAVE, [])
     lane.submit(first)
-    assert begun.wait(10)
+    assert begun.wait(60)
     lane.submit(second)
     assert lane.withdraw() == [second]
     go.set()
@@ -410,18 +413,23 @@ def test_an_abandoned_read_is_not_made_unless_it_has_begun(bench) -> None:
     assert len(gate.calls) == 1
 
 
-def test_what_a_device_does_first_is_no_part_of_how_fast_it_loads(bench) -> None:
+def test_what_a_device_does_first_is_no_part_of_how_fast_it_loads(bench, monkeypatch) -> None:
+    b, clock = bench(), [0.0]
+
     class Busy:
         def wait(self) -> None: ...
 
         def synchronize(self) -> None:
-            time.sleep(0.2)
+            clock[0] += 60.0
 
-    b = bench()
-    b.media.mark = Busy
+    def load(copies, after, reached) -> None:
+        clock[0] += 1.0
+
+    monkeypatch.setattr(transfer, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    b.media.mark, b.media.load = Busy, load
     b.submit(LOAD, b.move(0, 1))
     b.landed(1)
-    assert b.transfers.seconds(LOAD, TWO.groups[0].record_bytes) < 0.1
+    assert b.transfers.seconds(LOAD, TWO.groups[0].record_bytes) == 1.0
 
 
 def test_the_speed_of_reads_is_measured_and_bounds_them(bench) -> None:
@@ -461,11 +469,11 @@ def test_a_lane_of_storage_takes_one_ticket_at_a_time(name: str, together: list[
     def work(batch) -> None:
         batches.append(len(batch))
         begun.set()
-        assert go.wait(10)
+        assert go.wait(60)
 
     lane = ThreadLane(name, work, lambda ticket: None)
     lane.submit(Ticket(name, []))
-    assert begun.wait(10)
+    assert begun.wait(60)
     lane.submit(Ticket(name, []))
     lane.submit(Ticket(name, []))
     go.set()

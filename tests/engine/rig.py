@@ -27,7 +27,7 @@ from kvkeep.engine.request import RequestState
 from kvkeep.media.memory import Memory
 
 DEMO = Path(str(resources.files("kvkeep.demo")))
-PATIENCE = 40.0  # seconds until an unfinished request fails the test
+PATIENCE = 240.0  # seconds until an unfinished request fails the test
 
 
 class Pair(NamedTuple):

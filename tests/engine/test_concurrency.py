@@ -183,7 +183,7 @@ async def test_streams_over_http(
         assert output
         assert output == (whole[: len(output)] if number % 4 == 0 else whole)
     async with httpx.AsyncClient() as http:
-        for _ in range(200):
+        for _ in range(1200):
             page = (await http.get(f"{url}/metrics")).text
             if "kvkeep_leases 0.0" in page and "kvkeep_transfers_pending 0.0" in page:
                 break

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import os
 import random
 import shutil
@@ -9,7 +10,6 @@ import signal
 import subprocess
 import sys
 import threading
-import urllib.error
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from kvkeep.stores.base import Store
 from kvkeep.testing.wrappers import Faults, FaultyStore, WrapperStore
 
 PROMPTS = [[*prompt(64, i % 2), *prompt(60 + 5 * i, i)] for i in range(8)]
-NEW = 24
+NEW = 12
 
 
 @pytest.fixture(scope="module")
@@ -273,7 +273,7 @@ def test_killed_in_the_middle(tiny: Pair, tmp_path: Path, expected: list[list[in
                 while True:
                     assert ask(server, number)[0] == expected[number]
                     server.empty("device")
-            except (urllib.error.URLError, ConnectionError, OSError):
+            except (OSError, http.client.HTTPException):  # also in the middle of an answer
                 return
 
         crowd = [threading.Thread(target=disturb, args=(i,)) for i in range(4, 8)]
@@ -328,7 +328,7 @@ def test_what_does_not_fit(tiny: Pair, tmp_path: Path) -> None:
 def test_the_command_line_says_what_does_not_fit(tiny: Pair, tmp_path: Path) -> None:
     draft = save_draft(tmp_path / "draft", hidden_size=32)
     command = [sys.executable, "-m", "kvkeep", "serve", str(tiny.target), "--draft", str(draft)]
-    ran = subprocess.run([*command, "--port", "0"], capture_output=True, text=True, timeout=60)
+    ran = subprocess.run([*command, "--port", "0"], capture_output=True, text=True, timeout=240)
     assert ran.returncode != 0
     assert "draft" in ran.stderr
     assert "Traceback" not in ran.stderr

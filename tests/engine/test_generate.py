@@ -13,6 +13,7 @@ from rig import DEMO_PAIR, Pair, Rig, demo_prompts, prompt
 NEW = 40
 LENGTHS = (1, 5, 16, 17, 40, 64, 100, 33)
 PROMPTS = [prompt(n) for n in LENGTHS]
+ALONE = (0, 3, 6)  # prompts that are also served alone
 
 
 class Reference:
@@ -53,7 +54,8 @@ def expected(tiny: Pair) -> list[list[int]]:
 @pytest.mark.parametrize("chunk", [17, 512])
 def test_alone_and_together(draft: bool, chunk: int, tiny: Pair, expected: list[list[int]]) -> None:
     with Rig(tiny, draft=draft, chunked_prefill_size=chunk) as rig:
-        assert [rig.ask(tokens, NEW).tokens for tokens in PROMPTS] == expected
+        for i in ALONE:
+            assert rig.ask(PROMPTS[i], NEW).tokens == expected[i]
         rig.evict("device", "host")
         together = rig.run(*[rig.send(tokens, NEW) for tokens in PROMPTS])
         assert [answer.tokens for answer in together] == expected

@@ -1,0 +1,99 @@
+"""Runs killers on a changed copy of the package, each in a fork of one prepared process.
+
+The prepared process has imported what the killers need, but nothing of kvkeep: a fork imports the
+changed copy as a new interpreter would, without waiting for numpy, hypothesis and pytest.
+"""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import os
+import signal
+import sys
+from collections.abc import Collection, Mapping
+from contextlib import suppress
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import NamedTuple
+
+HERE = Path(__file__).parent
+SEEDS = 10
+PATIENCE = 240.0  # seconds for one run of killers
+
+FORKS = multiprocessing.get_context("forkserver")
+PLUGINS = [plugin.module for plugin in entry_points(group="pytest11")]
+FORKS.set_forkserver_preload(
+    ["anyio._backends._asyncio", "hypothesis.stateful", "numpy", "pytest", "xxhash", *PLUGINS]
+)
+
+
+class Verdict(NamedTuple):
+    status: int  # what the run exited with; that of pytest, or 1 if a walk failed
+    output: str
+
+    @property
+    def killed(self) -> bool:
+        """A test or the check of a walk failed. False if nothing did, or if nothing started."""
+        return self.status == 1 and ("walk(" in self.output or "FAILED" in self.output)
+
+
+def overlay(root: Path, source: Path, changed: Mapping[str, str]) -> None:
+    """Make ``root / "kvkeep"`` a package that has these files, and all others from ``source``.
+
+    Every directory with a changed file becomes a package of its own, whose path goes on in the
+    directory of ``source`` that it stands for.
+    """
+    for room in {Path(), *(room for file in changed for room in Path(file).parents)}:
+        (root / "kvkeep" / room).mkdir(parents=True, exist_ok=True)
+        start = (source / room / "__init__.py").read_text()
+        start += f"\n__path__.append({str(source / room)!r})\n"
+        (root / "kvkeep" / room / "__init__.py").write_text(start)
+    for file, text in changed.items():
+        (root / "kvkeep" / file).write_text(text)
+
+
+def run(root: Path, killers: Collection[str]) -> Verdict:
+    """Run all these killers in one process that imports kvkeep from ``root``. Nothing that they
+    started outlives them.
+
+    Raises:
+        TimeoutError: They took longer than ``PATIENCE``.
+    """
+    output = root / "output"
+    process = FORKS.Process(target=_fork, args=(root, sorted(killers), output))
+    process.start()
+    process.join(PATIENCE)
+    status, text = process.exitcode, output.read_text(errors="replace")
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)  # also what a test that failed has left behind
+    process.join()
+    if status is None:
+        raise TimeoutError(f"no verdict after {PATIENCE} s\n{text[-2000:]}")
+    return Verdict(status, text)
+
+
+def _fork(root: Path, killers: list[str], output: Path) -> None:
+    """What a fork does: it exits with the status of the killers."""
+    os.setsid()  # so that all that it started can be killed with it
+    with output.open("wb") as file:
+        os.dup2(file.fileno(), sys.stdout.fileno())
+        os.dup2(file.fileno(), sys.stderr.fileno())
+    assert "kvkeep" not in sys.modules, "a fork must import the changed copy"
+    paths = [str(root), str(HERE)]
+    sys.path[:0] = paths
+    os.environ["PYTHONPATH"] = os.pathsep.join(paths)  # of what a killer starts
+    if killers == ["walk"]:
+        import walks
+
+        logging.disable()
+        walks.main(0, SEEDS)
+    else:
+        import pytest
+
+        modules, names = zip(*(killer.split(": ") for killer in killers), strict=True)
+        options = ["-x", "-q", "-p", "no:cacheprovider", "--hypothesis-profile=verdict"]
+        options += ["-o", f"pythonpath={root}", "-W", "ignore::pytest.PytestAssertRewriteWarning"]
+        files = [str((HERE / module).resolve()) for module in sorted(set(modules))]
+        chosen = " or ".join(f"({name})" for name in sorted(set(names)))
+        sys.exit(pytest.main([*options, *files, "-k", chosen]))

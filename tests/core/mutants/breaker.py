@@ -1,0 +1,24 @@
+"""Mutants of ``core/breaker.py``."""
+
+from __future__ import annotations
+
+from . import Mutant
+
+MUTANTS = [
+    Mutant(
+        "the breaker never opens",
+        "every request waits for a store that is gone",
+        "core/breaker.py",
+        "if (trip or self._failures >= self._limit) and not self.open:",
+        "if False:",
+        killer="test_transfer.py: left_alone or failures_in_a_row",
+    ),
+    Mutant(
+        "a retry waits as long as the last one",
+        "who closes a cache waits a minute for a store that is gone",
+        "core/breaker.py",
+        "self._wait, self._until = self._first_wait, 0.0",
+        "self._until = 0.0",
+        killer="test_transfer.py: told_to_try_again",
+    ),
+]

@@ -1,0 +1,38 @@
+"""Mutants of ``core/pages.py``."""
+
+from __future__ import annotations
+
+from . import Mutant
+
+MUTANTS = [
+    Mutant(
+        "one hit keeps a window",
+        "every turn of every conversation is kept, and none is whole",
+        "core/pages.py",
+        "MANY = 2",
+        "MANY = 1",
+    ),
+    Mutant(
+        "a page does not know the one before",
+        "a path that nothing is left of is trimmed down to where a request began",
+        "core/pages.py",
+        "path[-1] if len(path) else -1",
+        "-1",
+        killer="test_pages.py: know_depth",
+    ),
+    Mutant(
+        "a recycled id keeps its past",
+        "a fresh page has another's clocks and hints",
+        "core/pages.py",
+        "            row[ids] = _COLUMNS[name][1]\n",
+        "            pass\n",
+    ),
+    Mutant(
+        "a priority is that of the last request",
+        "one that matters less makes a shared prefix go first",
+        "core/pages.py",
+        "np.maximum(self.priority[path], priority)",
+        "priority",
+        killer="test_policies.py: priority_keeps or leaf_first",
+    ),
+]

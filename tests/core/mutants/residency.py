@@ -1,0 +1,73 @@
+"""Mutants of ``core/residency.py``."""
+
+from __future__ import annotations
+
+from . import Mutant
+
+MUTANTS = [
+    Mutant(
+        "ids are recycled while held",
+        "a page retired in mid-flight comes back as another page under its ticket",
+        "core/residency.py",
+        "over = table.holds[ids] == ZERO",
+        "over = table.holds[ids] >= ZERO",
+    ),
+    Mutant(
+        "what is out of the tree keeps its slots while it is held",
+        "requests that wait hold a path, and with its slots of some groups all who come before",
+        "core/tier.py",
+        "row &= over | self.idle(group, pages)\n",
+        "row &= over\n",
+        killer="test_cache.py: path_that_ended",
+    ),
+    Mutant(
+        "a page is retired under its copy",
+        "a lane fills a slot that is somebody else's by now",
+        "core/residency.py",
+        "        self._reap(gone)\n",
+        "        for tier in (self.device, self.host):\n"
+        "            for group in range(len(self.schema.groups)):\n"
+        "                idle = table.pins[tier.index, group][gone] == 0\n"
+        "                idle &= table.slot[tier.index, group][gone] != NO_SLOT\n"
+        "                tier.drop(group, gone[idle])\n"
+        "        self._reap(gone)\n",
+    ),
+    Mutant(
+        "only first pages are retired",
+        "what is below stays in the tree, and serves a hit that has no bytes",
+        "core/residency.py",
+        "(above < 0) | ~table.dying[above]",
+        "above < 0",
+    ),
+    Mutant(
+        "what is half committed stays in the tree",
+        "its pages have no slots, and serve no hit",
+        "core/residency.py",
+        "            self._end(group, self._inside())\n",
+        "            pass\n",
+        killer="test_mend.py: requests_go_on and without",
+    ),
+    Mutant(
+        "an evicted page stays in the tree",
+        "all that is below keeps slots and serves no hit",
+        "core/residency.py",
+        "        pages = tier.evict(group, count)\n        self._end(group, pages)\n",
+        "        pages = tier.evict(group, count)\n",
+    ),
+    Mutant(
+        "a path without slots is not trimmed",
+        "where no group needs every page, the tree grows forever",
+        "core/residency.py",
+        "        elif self._trims:\n            self._trim(pages)\n",
+        "",
+        slow=True,
+    ),
+    Mutant(
+        "what was held is not trimmed",
+        "the same, through requests that came to nothing",
+        "core/residency.py",
+        "        if self._trims:\n            self._trim(ids)\n",
+        "",
+        slow=True,
+    ),
+]
