@@ -55,7 +55,10 @@ def serve(config: EngineConfig, host: str, port: int, log_level: str = "warning"
         engine = Engine(config)
         gc.collect()
         gc.freeze()  # or a collection in the midst of a hit looks through all that was loaded
-        run(engine, listener, log_level)
+        try:
+            run(engine, listener, log_level)
+        finally:
+            gc.unfreeze()  # or extensions report as leaked what the end of the interpreter skips
 
 
 def run(
