@@ -25,6 +25,7 @@ from kvkeep.engine.core import Engine
 from kvkeep.engine.messages import Abort, Failed, Finished, Generate, Output, Reply, Sampling
 from kvkeep.engine.request import Sequence
 from kvkeep.media.memory import Memory
+from kvkeep.settings import make
 
 DEMO = Path(str(resources.files("kvkeep.demo")))
 PATIENCE = 40.0  # seconds until a request that does not end is a failure
@@ -137,8 +138,8 @@ class Rig:
     ) -> None:
         options = {"prefetch_min_tokens": 0, "recompute": "never"} | options  # read what is there
         options = {"page_size": 16, "num_steps": 4, "device_tokens": 4096} | options
-        self.config = EngineConfig(
-            model=pair.target, draft=pair.draft if draft else None, **options
+        self.config = make(
+            EngineConfig, {"model": pair.target, "draft": pair.draft if draft else None} | options
         )
         self.engine = Engine(self.config, store)
         self.engine.listen(self._hear)
