@@ -94,6 +94,29 @@ def test_a_number_is_one(one: Setting, value: float) -> None:
         one.read(value, "--x")
 
 
+@pytest.mark.parametrize(
+    ("bounds", "words"),
+    [
+        ({"least": 1}, "at least 1"), ({"above": 1}, "above 1"),
+        ({"most": -1}, "at most -1"), ({"below": -1}, "below -1"),
+        ({"least": 1, "most": 2}, "in [1, 2]"), ({"above": 1, "below": 2}, "in (1, 2)"),
+        ({"least": 1, "most": 1}, "1"),
+    ],
+)  # fmt: skip
+def test_a_range_in_words(bounds: dict[str, float], words: str) -> None:
+    @dataclass(frozen=True)
+    class One:
+        x: float = setting(1.0, MEMORY, "x", **bounds)
+
+    with pytest.raises(ConfigError, match=re.escape(f"x must be {words}, not 0") + "$"):
+        check(One(0))
+
+
+def test_any_finite_amount_has_its_bytes() -> None:
+    assert of("host_bytes").read(1e308, "") == int(1e308) * GIB
+    assert of("host_bytes").read(0.1, "") == round(0.1 * GIB)
+
+
 def test_a_policy_names_its_order(monkeypatch: pytest.MonkeyPatch) -> None:
     assert Policy("lfu").order is lfu
     monkeypatch.setitem(EVICTION, "other", lfu)
@@ -275,6 +298,15 @@ def test_what_is_wrong_with_a_file_is_told_in_a_line(
     assert told.startswith(f"{file}: ")
     assert message in told
     assert "\n" not in told
+
+
+def test_the_file_in_the_readme(tmp_path: Path) -> None:
+    readme = Path(__file__).parent.parent / "README.md"
+    (text,) = re.findall(r"```yaml\n(.*?)```", readme.read_text(), re.S)
+    (tmp_path / "kvkeep.yaml").write_text(text)
+    config = make(ServerConfig, chosen(ALL, {}, tmp_path / "kvkeep.yaml"))
+    assert config.engine.host_bytes == 40 * GIB
+    assert config.engine.policy == Policy(write="write_back")
 
 
 def test_an_empty_file_says_nothing(tmp_path: Path) -> None:

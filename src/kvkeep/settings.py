@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from fractions import Fraction
 from functools import cache
 from numbers import Integral, Real
 from pathlib import Path
@@ -24,7 +25,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One setting of an operator's."""
+    """A setting that an operator may choose: its field, what is allowed, and what help says."""
 
     name: str  # the field's
     kind: type  # int, float, bool, str or Path
@@ -34,11 +35,11 @@ class Setting:
     help: str
     flags: tuple[str, ...]  # on the command line; SGLang's name first, where it has one
     choices: Collection[str]  # empty: any
-    least: float | None
-    above: float | None
-    most: float | None
-    below: float | None
-    unit: int  # of what an operator writes, in units of the field: GiB of bytes
+    least: float | None  # the lower bound, if it is allowed itself, ...
+    above: float | None  # ... and if it is not
+    most: float | None  # the upper bound, if it is allowed itself, ...
+    below: float | None  # ... and if it is not
+    unit: int  # what an operator's 1 is in the field: 1 << 30 where bytes are written in GiB
 
     @property
     def written(self) -> type:
@@ -61,7 +62,7 @@ class Setting:
         if self.kind is Path and isinstance(value, str):
             value = Path(value)
         self._check(value, self.written, name)
-        return value if value is None or self.unit == 1 else round(value * self.unit)
+        return value if value is None or self.unit == 1 else round(Fraction(value) * self.unit)
 
     def check(self, value: Any) -> None:
         """Raise :class:`~kvkeep.schema.ConfigError` if the field cannot have this value."""
@@ -87,10 +88,12 @@ class Setting:
         """In words."""
         if self.least is not None and self.least == self.most:
             return f"{self.least}"
-        low = f"[{self.least}" if self.above is None else f"({self.above}"
-        high = f"{self.most}]" if self.below is None else f"{self.below})"
         if self.most is None and self.below is None:
-            return f"at least {self.least}" if self.above is None else f"above {self.above}"
+            return f"above {self.above}" if self.least is None else f"at least {self.least}"
+        if self.least is None and self.above is None:
+            return f"below {self.below}" if self.most is None else f"at most {self.most}"
+        low = f"({self.above}" if self.least is None else f"[{self.least}"
+        high = f"{self.below})" if self.most is None else f"{self.most}]"
         return f"in {low}, {high}"
 
 

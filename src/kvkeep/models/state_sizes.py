@@ -71,7 +71,7 @@ def _file(path: Path) -> Path:
 def _name(path: Path) -> str:
     """Of a model: its directory's, or what its config file is called in place of config.json."""
     file = _file(path)
-    return file.resolve().parent.name if file.name == "config.json" else file.stem
+    return file.parent.resolve().name if file.name == "config.json" else file.stem
 
 
 def rows(files: Sequence[Path], page_tokens: int, kv_dtype: str) -> Iterator[tuple[str, ...]]:
