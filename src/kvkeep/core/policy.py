@@ -62,14 +62,14 @@ EVICTION: dict[str, Order] = {"lru": lru, "lfu": lfu, "priority": priority}
 is made; it may read any column of the table. What is counted for whole paths at once is leaf-first
 by itself; what is not must take the maximum over a page and its descendants."""
 
-
 WRITE = ("write_through", "write_through_selective", "write_back")
-"""When pages go down a tier. Under write_back the memory tiers are exclusive."""
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """What the cache does where there is a choice.
+    """What the cache does where there is a choice. Device and host are exclusive under write_back.
+
+    When a prefetch times out, a read that is under way ends for others; others are not made.
 
     Raises:
         ConfigError: a value is not allowed.
