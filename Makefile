@@ -23,7 +23,7 @@ help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' Makefile
 
 demo: $(READY) ## watch a draft model keep its speed through a cache restore
-	@$(RUN) -m kvkeep demo
+	@$(RUN) -m kvkeep demo $(ARGS)
 
 test: $(READY) ## run the tests, with coverage of the cache
 	@$(RUN) -m pytest --numprocesses auto --dist loadfile --cov --cov-report=term $(ARGS)

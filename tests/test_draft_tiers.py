@@ -18,6 +18,7 @@ from tiny_models import PAGE, VOCAB, save_target
 from kvkeep.engine.config import EngineConfig
 from kvkeep.engine.core import Engine
 from kvkeep.engine.messages import Ask, Evict, Figures, Finished, Generate, Output, Sampling, Usage
+from kvkeep.settings import make
 
 torch.set_num_threads(1)
 NEW = 24
@@ -77,11 +78,12 @@ class Served:
 
 @contextmanager
 def served(target: Path, storage: Path, **options: Any) -> Iterator[Served]:
-    config = EngineConfig(
-        model=target, page_size=PAGE, device_tokens=1024, context_length=256, storage_dir=storage,
-        storage_bytes=1 << 26, prefetch_min_tokens=0, recompute="never", **options,
-    )  # fmt: skip
-    one = Served(config)
+    values = {
+        "model": target, "page_size": PAGE, "device_tokens": 1024, "context_length": 256,
+        "storage_dir": storage, "storage_bytes": 1 << 26, "prefetch_min_tokens": 0,
+        "recompute": "never",
+    }  # fmt: skip
+    one = Served(make(EngineConfig, values | options))
     yield one
     one.engine.close()
 

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 import kvkeep.core.victims
 from kvkeep import cli
-from kvkeep.core.policy import EVICTION, Policy
+from kvkeep.core.policy import Policy
 from kvkeep.engine.config import GIB, EngineConfig
 from kvkeep.engine.sizing import device_slots, host_slots
 from kvkeep.models.state_sizes import read_groups
@@ -312,7 +312,7 @@ def test_random_traces_beside_a_slow_simulation(
     for _ in range(8):
         trace = read_trace([write(tmp_path / "t.jsonl", tree_walks(rng, 120))])
         for capacity in (1, 5, 14, 40):
-            result = replay(trace, Capacity(capacity), Policy(EVICTION[rank]))
+            result = replay(trace, Capacity(capacity), Policy(rank))
             assert result == simulate(trace, capacity, rank)
 
 
@@ -331,7 +331,7 @@ def test_priorities_are_read(tmp_path: Path) -> None:
     important = write(tmp_path / "a.jsonl", [[1, 2, 3]], priority=9)
     others = write(tmp_path / "b.jsonl", [[7, 8], [10, 11], [12, 13], [1, 2, 3]])
     trace = read_trace([important, others])
-    assert replay(trace, Capacity(5), Policy(EVICTION["priority"])).hits["total"] == 3
+    assert replay(trace, Capacity(5), Policy("priority")).hits["total"] == 3
     assert replay(trace, Capacity(5)).hits["total"] == 0
 
 
@@ -642,9 +642,9 @@ def test_what_cannot_be_written_is_told_before_the_replay(
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ("--eviction fifo", "eviction must be one of lru, lfu, priority, not 'fifo'"),
-        ("--write-policy never", "write policy must be one of write_through,"),
-        ("--write-through-threshold 0", "write_hits must be at least 1"),
+        ("--eviction fifo", "--eviction-policy must be one of lru, lfu, priority, not 'fifo'"),
+        ("--write-policy never", "--hicache-write-policy must be one of write_through,"),
+        ("--write-through-threshold 0", "--write-through-threshold must be at least 1, not 0"),
     ],
 )
 def test_unknown_policies_are_refused(flags: str, message: str) -> None:

@@ -93,3 +93,16 @@ def test_the_command_prints_the_table_of_the_docs() -> None:
     shown = CliRunner().invoke(cli.app, ["sizes", "--markdown", *files]).output.rstrip()
     assert shown.startswith("| model | group |")
     assert shown in (DOCS / "state-sizes.md").read_text()
+
+
+@pytest.mark.parametrize("given", ["llama-3.1-8b", "llama-3.1-8b/config.json", "."])
+def test_a_model_s_directory_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str
+) -> None:
+    directory = tmp_path / "llama-3.1-8b"
+    directory.mkdir()
+    (directory / "config.json").write_text((DOCS / "configs" / "llama-3.1-8b.json").read_text())
+    monkeypatch.chdir(directory if given == "." else tmp_path)
+    (row,) = rows([Path(given)], 64, "bfloat16")
+    assert row[0] == "llama-3.1-8b"
+    assert CliRunner().invoke(cli.app, ["sizes", given]).output.splitlines()[1].split()[0] == row[0]

@@ -56,9 +56,12 @@ def test_needed(tail: int | None, pages: int, needed: tuple[int, int]) -> None:
         (lambda: replace(SCHEMA, page_tokens=0), "page size"),
         (lambda: replace(SCHEMA, groups=()), "at least one group"),
         (lambda: replace(SCHEMA, groups=(FULL, FULL)), "must differ"),
-        (lambda: Policy(missing="maybe"), "missing policy must be one of strict"),
-        (lambda: Policy(prefetch="never"), "prefetch policy"),
-        (lambda: Policy(write="later"), "write policy"),
+        (
+            lambda: Policy(missing="maybe"),
+            "missing must be one of strict, lenient, stale, not 'maybe'",
+        ),
+        (lambda: Policy(prefetch="never"), "prefetch must be one of wait_complete, "),
+        (lambda: Policy(write="later"), "write must be one of write_through, "),
     ],
 )
 def test_nonsense_is_refused_at_construction(make, message: str) -> None:

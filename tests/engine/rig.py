@@ -25,6 +25,7 @@ from kvkeep.engine.core import Engine
 from kvkeep.engine.messages import Abort, Failed, Finished, Generate, Output, Reply, Sampling
 from kvkeep.engine.request import RequestState
 from kvkeep.media.memory import Memory
+from kvkeep.settings import make
 
 DEMO = Path(str(resources.files("kvkeep.demo")))
 PATIENCE = 240.0  # seconds until an unfinished request fails the test
@@ -145,8 +146,8 @@ class Rig:
     ) -> None:
         options = {"prefetch_min_tokens": 0, "recompute": "never"} | options  # load every hit
         options = {"page_size": 16, "num_steps": 4, "device_tokens": 4096} | options
-        self.config = EngineConfig(
-            model=pair.target, draft=pair.draft if draft else None, **options
+        self.config = make(
+            EngineConfig, {"model": pair.target, "draft": pair.draft if draft else None} | options
         )
         self.engine = Engine(self.config, store)
         self.engine.listen(self._hear)

@@ -19,6 +19,7 @@ import pytest
 import uvicorn
 from rig import Pair, Rig, prompt
 
+from kvkeep.core.policy import Policy
 from kvkeep.engine.build import open_store
 from kvkeep.engine.client import EngineClient
 from kvkeep.engine.config import EngineConfig
@@ -133,7 +134,7 @@ def served(tiny: Pair, tmp_path: Path) -> Iterator[tuple[Engine, str]]:
         EngineConfig(
             model=tiny.target, draft=tiny.draft, page_size=PAGE, num_steps=4,
             device_tokens=NEED // 10, chunked_prefill_size=128, storage_dir=tmp_path,
-            prefetch_min_tokens=0, recompute="never",
+            policy=Policy(prefetch_min_tokens=0, recompute="never"),
         )
     )  # fmt: skip
     app = create_app(EngineClient(engine), engine.tokenizer)

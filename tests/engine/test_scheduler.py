@@ -49,7 +49,7 @@ def test_pages_prefetched_while_a_request_waited_are_used(
     tiny: Pair, tmp_path: Path, prefetch: str
 ) -> None:
     options = {"prefetch_seconds": 0.0, "prefetch_seconds_per_1k": 0.0, "max_running": 1}
-    with Rig(tiny, storage_dir=tmp_path, prefetch_policy=prefetch, **options) as rig:
+    with Rig(tiny, storage_dir=tmp_path, prefetch=prefetch, **options) as rig:
         rig.ask(prompt(200), 2)
         rig.evict("device", "host")
         rig.send(prompt(20), 200)

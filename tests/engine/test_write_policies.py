@@ -22,9 +22,9 @@ PROMPTS = [[*prompt(32, i % 3), *prompt(40 + 17 * i % 90, i)] for i in range(COU
 @pytest.mark.parametrize(
     "options",
     [
-        {"write_policy": "write_back"},
-        {"write_policy": "write_back", "eviction": "lfu"},
-        {"write_policy": "write_through_selective", "eviction": "priority"},
+        {"write": "write_back"},
+        {"write": "write_back", "eviction": "lfu"},
+        {"write": "write_through_selective", "eviction": "priority"},
     ],
     ids=str,
 )
@@ -38,12 +38,12 @@ def test_all_finish_alike(tiny: Pair, options: dict[str, str]) -> None:
             assert [answer.tokens for answer in answers] == expected
             rig.check_idle()
         assert rig.figure("evicted_pages_total") > 0
-        if options["write_policy"] == "write_back":
+        if options["write"] == "write_back":
             assert rig.engine.figures()["hit_tokens_total{tier=host}"] > 0
 
 
 def test_write_back_survives_a_restart(tiny: Pair, tmp_path: Path) -> None:
-    options = {"write_policy": "write_back", "storage_dir": tmp_path, "host_bytes": 4 * RECORD}
+    options = {"write": "write_back", "storage_dir": tmp_path, "host_bytes": 4 * RECORD}
     with Rig(tiny, draft=False, **options) as rig:
         expected = [rig.ask(tokens, NEW).tokens for tokens in PROMPTS[:2]]
         assert rig.figure("moved_bytes_total") == 0

@@ -21,6 +21,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
+from ..core.policy import Policy
 from ..demo.run import DRAFT, TARGET
 from ..engine.build import open_store
 from ..engine.config import EngineConfig
@@ -46,7 +47,7 @@ class Side:
             draft=draft,
             storage_dir=directory,
             device_tokens=2 * max(LENGTHS),
-            recompute=recompute,
+            policy=Policy(recompute=recompute),
         )
         self._engine = Engine(config, self._open)
         self._replies: list[Reply] = []

@@ -78,7 +78,7 @@ class Cache:
         self.media = media or Memory(schema, device_slots, host_slots)
         self.store = store
         keyed = store is not None
-        self.residency = Residency(schema, device_slots, host_slots, self.policy.eviction, keyed)
+        self.residency = Residency(schema, device_slots, host_slots, self.policy.order, keyed)
         self.transfers = Transfers(schema, self.media, store, lane, self.policy.stall_seconds)
         self.counts: Counter[str] = Counter()
         self._table, self._tree = self.residency.table, self.residency.tree

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..schema import ConfigError, Ids
+from ..schema import Ids
+from ..settings import MEMORY, STORAGE, check, setting
 from .pages import PageTable
 
 Order = Callable[[PageTable, int, Ids | slice], NDArray[np.int64]]
@@ -61,73 +62,84 @@ EVICTION: dict[str, Order] = {"lru": lru, "lfu": lfu, "priority": priority}
 is made; it may read any column of the table. What is counted for whole paths at once is leaf-first
 by itself; what is not must take the maximum over a page and its descendants."""
 
-
-def eviction_order(name: str) -> Order:
-    """The order of this name.
-
-    Raises:
-        ConfigError: there is none.
-    """
-    if name not in EVICTION:
-        raise ConfigError(f"eviction must be one of {', '.join(EVICTION)}, not {name!r}")
-    return EVICTION[name]
-
-
 WRITE = ("write_through", "write_through_selective", "write_back")
-"""When pages go down a tier: as soon as computed; when hit ``Policy.write_hits`` times; or when
-the device evicts them, which keeps the memory tiers exclusive."""
-
-PREFETCH = ("wait_complete", "best_effort", "timeout")
-"""What a request waits for: all that storage has; nothing, it takes what came while it was in line
-for other reasons; or all, but only so long. A read that is under way then ends for others; one that
-has not begun is not made."""
-
-RECOMPUTE = ("auto", "never")
-"""Whether to compute what would take longer to load, by the speeds that were measured."""
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """What the cache does where there is a choice.
+    """What the cache does where there is a choice. Device and host are exclusive under write_back.
+
+    When a prefetch times out, a read that is under way ends for others; others are not made.
 
     Raises:
-        ConfigError: a name is not known.
+        ConfigError: a value is not allowed.
     """
 
-    eviction: Order = lru
-    prefetch: str = "wait_complete"  # one of PREFETCH
-    prefetch_seconds: float = 1.0  # that timeout waits at most, ...
-    prefetch_seconds_per_1k: float = 0.25  # ... and so much more per 1,000 tokens of the prompt
-    prefetch_min_tokens: int = 256  # a shorter part of a prompt is not read from storage
-    recompute: str = "auto"  # one of RECOMPUTE
-    write: str = "write_through"  # one of WRITE
-    write_hits: int = 2  # of a page, until write_through_selective takes it down
-    write_ahead: float = 0.02  # of device slots: what write_back keeps free, evicting early
-    missing: str = "strict"  # "strict": an absent group shortens the hit; "lenient": serve without
-    # optional groups; "stale": as lenient, over slots with somebody else's bytes (a control)
-    snapshot_pages: int | None = None  # interim snapshots of running state every so many pages
-    prefetch_share: float = 0.5  # of host slots that prefetches may hold
-    stall_seconds: float = 10.0  # a storage call that takes longer counts as a failure
+    eviction: str = setting(
+        "lru", MEMORY, "What goes first: the least recently used, the least often hit, or pages of "
+        "the lowest priority.", "--eviction-policy", "--eviction", choices=EVICTION,
+    )  # fmt: skip
+    prefetch: str = setting(
+        "wait_complete", STORAGE, "What a request waits for: all that storage has; nothing, so it "
+        "takes what came while it was in line; or all, but only so long.",
+        "--hicache-storage-prefetch-policy", choices=("wait_complete", "best_effort", "timeout"),
+    )  # fmt: skip
+    prefetch_seconds: float = setting(
+        1.0, STORAGE, "Seconds that the timeout policy waits at most, ...",
+        "--prefetch-timeout-base", least=0,
+    )  # fmt: skip
+    prefetch_seconds_per_1k: float = setting(
+        0.25, STORAGE, "... and so many more per 1,000 tokens of the prompt.",
+        "--prefetch-timeout-per-1k", least=0,
+    )  # fmt: skip
+    prefetch_min_tokens: int = setting(
+        256, STORAGE, "A shorter part of a prompt is not worth a read from storage.", least=0
+    )
+    recompute: str = setting(
+        "auto", STORAGE, "What happens to state that is slower to load than to recompute, by "
+        "measured speeds: auto recomputes it, never loads it all the same.",
+        "--recompute-policy", choices=("auto", "never"),
+    )  # fmt: skip
+    write: str = setting(
+        "write_through", STORAGE, "When pages go down a tier: as soon as they are computed; when "
+        "they are hit again; or when the device evicts them.",
+        "--hicache-write-policy", "--write-policy", choices=WRITE,
+    )  # fmt: skip
+    write_hits: int = setting(
+        2, STORAGE, "Hits of a page until write_through_selective takes it down.",
+        "--write-through-threshold", least=1,
+    )  # fmt: skip
+    write_ahead: float = setting(
+        0.02, STORAGE, "Share of device slots that write_back keeps free by evicting early.",
+        "--write-back-ahead", least=0, below=1,
+    )  # fmt: skip
+    missing: str = setting(
+        "strict", MEMORY, "Without state that is not required: strict shortens the hit; lenient "
+        "serves without it; stale reads what lies there, as a control for measurements.",
+        "--missing-policy", choices=("strict", "lenient", "stale"),
+    )  # fmt: skip
+    snapshot_pages: int | None = setting(
+        None, MEMORY, "Keep recurrent state every so many pages too, not only where prompts end.",
+        least=1,
+    )  # fmt: skip
+    prefetch_share: float = setting(
+        0.5, STORAGE, "Share of host memory that prefetches may hold.", "--prefetch-host-share",
+        above=0, most=1,
+    )  # fmt: skip
+    stall_seconds: float = setting(
+        10.0, STORAGE, "A storage call that takes longer counts as a failure.",
+        "--storage-stall-seconds", above=0,
+    )  # fmt: skip
+
+    def __post_init__(self) -> None:
+        check(self)
+
+    @property
+    def order(self) -> Order:
+        """The function of :data:`EVICTION` that ``eviction`` names."""
+        return EVICTION[self.eviction]
 
     @property
     def strict(self) -> bool:
         """An absent group shortens the hit, also one that is not required."""
         return self.missing == "strict"
-
-    def __post_init__(self) -> None:
-        if not 0 < self.prefetch_share <= 1 or self.stall_seconds <= 0:
-            raise ConfigError("prefetch_share must be in (0, 1], stall_seconds above 0")
-        if min(self.prefetch_seconds, self.prefetch_seconds_per_1k) < 0:
-            raise ConfigError("prefetch_seconds and prefetch_seconds_per_1k must be at least 0")
-        if self.prefetch_min_tokens < 0:
-            raise ConfigError("prefetch_min_tokens must be at least 0")
-        if self.write_hits < 1 or not 0 <= self.write_ahead < 1:
-            raise ConfigError("write_hits must be at least 1, write_ahead in [0, 1)")
-        for name, known in (
-            ("prefetch", PREFETCH),
-            ("recompute", RECOMPUTE),
-            ("write", WRITE),
-            ("missing", ("strict", "lenient", "stale")),
-        ):
-            if getattr(self, name) not in known:
-                raise ConfigError(f"{name} policy must be one of {', '.join(known)}")

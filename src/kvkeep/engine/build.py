@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from ..core.cache import Cache
-from ..core.policy import Policy, eviction_order
 from ..media.memory import Memory
 from ..models.drafts.interface import Draft
 from ..models.drafts.loading import load_draft
@@ -17,7 +16,7 @@ from ..models.target.hf import load_target, load_tokenizer
 from ..models.target.model import Target
 from ..schema import Identity, Schema
 from ..stores.base import Store
-from ..stores.file import FileStore
+from ..stores.registry import backend
 from .config import EngineConfig
 from .messages import ModelInfo
 from .runner import Runner
@@ -40,12 +39,13 @@ def open_store(config: EngineConfig, schema: Schema) -> Store | None:
     """The storage tier that ``config`` asks for, if any.
 
     Raises:
-        ConfigError: the directory cannot be used.
+        ConfigError: the backend cannot be opened.
     """
     if config.storage_dir is None:
         return None
     sizes = {schema.fingerprint(group): group.record_bytes for group in schema.groups}
-    return FileStore(config.storage_dir, sizes, config.storage_bytes)
+    open_backend = backend(config.storage_backend or "file")
+    return open_backend(config.storage_dir, sizes, config.storage_bytes)
 
 
 OpenStore = Callable[[EngineConfig, Schema], Store | None]
@@ -59,7 +59,7 @@ def build(config: EngineConfig, store: OpenStore = open_store) -> Parts:
         ConfigError: something does not fit; the message says what.
     """
     target = load_target(config.model, config.dtype, config.device, config.kv_dtype)
-    if config.cuda_graphs and target.device.type == "cuda":
+    if not config.disable_cuda_graph and target.device.type == "cuda":
         target.graphs = Graphs()
     tokenizer = load_tokenizer(config.model)
     draft = load_draft(config.draft, target) if config.draft else None
@@ -71,21 +71,7 @@ def build(config: EngineConfig, store: OpenStore = open_store) -> Parts:
     memory = Memory(
         schema, device, host, str(target.device), config.memory_layout, config.io_backend
     )
-    policy = Policy(
-        eviction=eviction_order(config.eviction),
-        prefetch=config.prefetch_policy,
-        prefetch_min_tokens=config.prefetch_min_tokens,
-        prefetch_seconds=config.prefetch_seconds,
-        prefetch_seconds_per_1k=config.prefetch_seconds_per_1k,
-        prefetch_share=config.prefetch_share,
-        recompute=config.recompute,
-        write=config.write_policy,
-        write_hits=config.write_hits,
-        write_ahead=config.write_ahead,
-        missing=config.missing,
-        snapshot_pages=config.snapshot_pages,
-    )
-    cache = Cache(schema, device, host, store(config, schema), policy, memory)
+    cache = Cache(schema, device, host, store(config, schema), config.policy, memory)
     runner = Runner(target, draft, memory.pools, config.page_size, config.num_steps)
     info = ModelInfo(
         name=config.served_name or _name(config.model),

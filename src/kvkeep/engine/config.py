@@ -1,83 +1,142 @@
-"""What an engine is built from. Flag names on the command line follow SGLang's."""
+"""What an engine is built from. Flags on the command line are named as SGLang's."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from pathlib import Path
 
-import msgspec
-
-from ..core.policy import EVICTION, PREFETCH, RECOMPUTE, WRITE
+from ..core.policy import Policy
 from ..media.base import BACKENDS, LAYOUTS
 from ..schema import ConfigError
+from ..settings import MEMORY, SERVER, SPECULATION, STORAGE, check, described, setting
+from ..stores.registry import backend
 
 GIB = 1 << 30
 
 
-class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """All settings of one engine. Checked at construction.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """All settings of one engine.
 
     Raises:
-        ConfigError: a value is out of range or two contradict each other.
+        ConfigError: a value is not allowed, or two contradict each other.
     """
 
-    model: Path  # local directory in Hugging Face layout
-    draft: Path | None = None
-    served_name: str | None = None  # None: the directory's name
-    dtype: str = "auto"  # "auto", "float32", "bfloat16", "float16"; auto: float32 on a CPU
-    kv_dtype: str = "auto"  # of keys and values: "auto" (the model's), "fp8_e4m3", "float16", ...
-    device: str = "auto"  # "auto", "cpu", "cuda"
-    context_length: int | None = None  # None: the model's, as far as the device pool holds it
-    page_size: int = 64  # tokens
-    device_tokens: int | None = None  # device pool; None: from mem_fraction / a CPU default
-    mem_fraction: float = 0.8  # --mem-fraction-static: of free CUDA memory, for the device pool
-    window_ratio: float = 0.8  # --swa-full-tokens-ratio: window slots per page of the pool
-    state_slots: int | None = None  # --max-mamba-cache-size; None: three per running request
-    snapshot_pages: int | None = None  # a snapshot of recurrent state every so many pages
-    host_bytes: int | None = None  # --hicache-size; None: ratio x device pool
-    host_ratio: float = 2.0  # --hicache-ratio
-    memory_layout: str = "page_first"  # --hicache-mem-layout: one of media.base.LAYOUTS
-    io_backend: str = "direct"  # --hicache-io-backend: one of media.base.BACKENDS
-    storage_dir: Path | None = None  # None: no storage tier
-    storage_bytes: int = 16 * GIB  # one quota over everything in storage_dir
-    prefetch_policy: str = "wait_complete"  # one of policy.PREFETCH
-    prefetch_min_tokens: int = 256  # a shorter part of a prompt is not read from storage
-    prefetch_seconds: float = 1.0  # --prefetch-timeout-base: that timeout waits at most, ...
-    prefetch_seconds_per_1k: float = 0.25  # ... and so much more per 1,000 tokens
-    prefetch_share: float = 0.5  # of host memory that prefetches may hold
-    recompute: str = "auto"  # one of policy.RECOMPUTE
-    write_policy: str = "write_through"  # one of policy.WRITE
-    write_hits: int = 2  # of a page, until write_through_selective takes it down
-    write_ahead: float = 0.02  # of the device pool: what write_back keeps free
-    eviction: str = "lru"  # a name in policy.EVICTION
-    missing: str = "strict"  # "strict", "lenient"; "stale" is a measuring control, never safe
-    chunked_prefill_size: int = 512  # tokens of prefill per step
-    max_running: int = 64  # requests
-    cuda_graphs: bool = True  # on CUDA, decoding is recorded; --disable-cuda-graph
-    num_steps: int = 5  # draft steps per round
-    num_draft_tokens: int | None = None  # tokens verified per round; None: num_steps + 1
-    seed: int = 0  # for requests that bring none
+    model: Path = field(
+        metadata=described(SERVER, "The model's directory, as MODEL.", "--model-path", "--model")
+    )
+    served_name: str | None = setting(
+        None, SERVER, "Name in the API. Default: the directory's.", "--served-model-name"
+    )
+    seed: int = setting(
+        0, SERVER, "Seed of requests that bring none.", "--random-seed", "--seed", least=0
+    )
+
+    dtype: str = setting(
+        "auto", MEMORY, "Of weights and activations. auto: float32 on a CPU, else the model's.",
+        choices=("auto", "float32", "bfloat16", "float16"),
+    )  # fmt: skip
+    kv_dtype: str = setting(
+        "auto", MEMORY, "Of cached keys and values. auto: the model's.", "--kv-cache-dtype",
+        choices=("auto", "float32", "bfloat16", "float16", "fp8_e4m3"),
+    )  # fmt: skip
+    device: str = setting("auto", MEMORY, "Where models run.", choices=("auto", "cpu", "cuda"))
+    context_length: int | None = setting(
+        None, MEMORY, "Most tokens of prompt and answer. Default: the model's, as far as the "
+        "device's pool holds it.", least=1,
+    )  # fmt: skip
+    device_tokens: int | None = setting(
+        None, MEMORY, "Tokens that the device's KV pool holds.", "--max-total-tokens", least=1
+    )
+    mem_fraction: float = setting(
+        0.8, MEMORY, "Without --max-total-tokens: part of free CUDA memory for the pool.",
+        "--mem-fraction-static", above=0, most=1,
+    )  # fmt: skip
+    max_running: int = setting(
+        64, MEMORY, "Requests that may be computed together.", "--max-running-requests", least=1
+    )
+    chunked_prefill_size: int = setting(
+        512, MEMORY, "Prompt tokens per step: fewer let running requests wait less.", least=1
+    )
+    disable_cuda_graph: bool = setting(
+        False, MEMORY, "On CUDA, launch each decoding step anew instead of replaying a graph."
+    )
+    page_size: int = setting(
+        64, MEMORY, "Tokens per page: what is shared, moved and evicted as one.", least=1
+    )
+    window_ratio: float = setting(
+        0.8, MEMORY, "Tokens of sliding-window layers per token of the pool.",
+        "--swa-full-tokens-ratio", above=0,
+    )  # fmt: skip
+    state_slots: int | None = setting(
+        None, MEMORY, "Recurrent states on the device, running and snapshots. Default: by "
+        "--max-running-requests.", "--max-mamba-cache-size", least=1,
+    )  # fmt: skip
+    host_bytes: int | None = setting(
+        None, MEMORY, "Host memory for cached pages in GiB. Default: by --hicache-ratio.",
+        "--hicache-size", least=0, unit=GIB,
+    )  # fmt: skip
+    host_ratio: float = setting(
+        2.0, MEMORY, "Host memory for cached pages, as a multiple of the device's pool.",
+        "--hicache-ratio", least=0,
+    )  # fmt: skip
+    memory_layout: str = setting(
+        "page_first", MEMORY, "Of host memory. page_first reads storage straight into pages.",
+        "--hicache-mem-layout", "--memory-layout", choices=LAYOUTS,
+    )  # fmt: skip
+    io_backend: str = setting(
+        "direct", MEMORY, "What copies between device and host: copies, or on CUDA one kernel.",
+        "--hicache-io-backend", "--io-backend", choices=BACKENDS,
+    )  # fmt: skip
+
+    storage_backend: str | None = setting(
+        None, STORAGE, "Where pages outlive the server: file, the name of a backend that an "
+        "installed package brings, or module:object. Default: file, where there is a directory.",
+        "--hicache-storage-backend",
+    )  # fmt: skip
+    storage_dir: Path | None = setting(
+        None, STORAGE, "Directory of the storage backend. Servers may share one of the file "
+        "backend.", "--hicache-storage-dir",
+    )  # fmt: skip
+    storage_bytes: int = setting(
+        16 * GIB, STORAGE, "Quota in GiB over all that the directory holds.",
+        "--hicache-storage-size", above=0, unit=GIB,
+    )  # fmt: skip
+
+    draft: Path | None = setting(
+        None, SPECULATION, "Directory of the draft model. Its KV is cached beside the target's.",
+        "--speculative-draft-model-path", "--draft",
+    )  # fmt: skip
+    algorithm: str | None = setting(
+        None, SPECULATION, "As in SGLang. The draft's own config says what it is.",
+        "--speculative-algorithm", choices=("EAGLE", "EAGLE3", "NEXTN", "STANDALONE"),
+    )  # fmt: skip
+    num_steps: int = setting(
+        5, SPECULATION, "Tokens that the draft proposes per round.",
+        "--speculative-num-steps", least=1,
+    )  # fmt: skip
+    num_draft_tokens: int | None = setting(
+        None, SPECULATION, "Tokens verified per round: the steps and one more.",
+        "--speculative-num-draft-tokens",
+    )  # fmt: skip
+    topk: int = setting(
+        1, SPECULATION, "Must be 1: drafts are chains.", "--speculative-eagle-topk", least=1, most=1
+    )
+
+    policy: Policy = field(default_factory=Policy)
 
     def __post_init__(self) -> None:
-        choices = {
-            "dtype": ("auto", "float32", "bfloat16", "float16"),
-            "kv_dtype": ("auto", "float32", "bfloat16", "float16", "fp8_e4m3"),
-            "device": ("auto", "cpu", "cuda"),
-            "memory_layout": LAYOUTS,
-            "io_backend": BACKENDS,
-            "prefetch_policy": PREFETCH,
-            "recompute": RECOMPUTE,
-            "write_policy": WRITE,
-            "eviction": tuple(EVICTION),
-            "missing": ("strict", "lenient", "stale"),
-        }
-        for name, allowed in choices.items():
-            if (value := getattr(self, name)) not in allowed:
-                raise ConfigError(f"{name} must be one of {', '.join(allowed)}, not {value!r}")
-        for name in ("page_size", "chunked_prefill_size", "max_running", "num_steps"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}")
+        check(self)
         if self.num_draft_tokens not in (None, self.num_steps + 1):
             raise ConfigError(
                 f"num_draft_tokens must be num_steps + 1 = {self.num_steps + 1} for a chain, "
                 f"not {self.num_draft_tokens}"
             )
+        if self.algorithm and not self.draft:
+            raise ConfigError(f"speculative algorithm {self.algorithm} needs --draft")
+        if self.storage_backend:
+            backend(self.storage_backend)
+            if not self.storage_dir:
+                raise ConfigError(
+                    f"storage backend {self.storage_backend} needs --hicache-storage-dir"
+                )

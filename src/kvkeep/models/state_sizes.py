@@ -42,11 +42,12 @@ def state_groups(config: dict[str, Any], page_tokens: int, kv_dtype: str) -> tup
 
 
 def read_groups(file: Path, page_tokens: int, kv_dtype: str) -> tuple[Group, ...]:
-    """:func:`state_groups` of a config file.
+    """:func:`state_groups` of a config file, or of the ``config.json`` in a directory.
 
     Raises:
         ConfigError: it cannot be read, or as there; the message is one line.
     """
+    file = _file(file)
     try:
         config = json.loads(file.read_bytes())
     except OSError as error:
@@ -62,6 +63,17 @@ def read_groups(file: Path, page_tokens: int, kv_dtype: str) -> tuple[Group, ...
         raise ConfigError(f"{file}: {shorten(str(error), 300, placeholder=' ...')}") from error
 
 
+def _file(path: Path) -> Path:
+    """The config file that ``path`` is, or holds."""
+    return path / "config.json" if path.is_dir() else path
+
+
+def _name(path: Path) -> str:
+    """Of a model: its directory's, or what its config file is called in place of config.json."""
+    file = _file(path)
+    return file.parent.resolve().name if file.name == "config.json" else file.stem
+
+
 def rows(files: Sequence[Path], page_tokens: int, kv_dtype: str) -> Iterator[tuple[str, ...]]:
     """One row of :data:`HEADER` per group of each config file; raises as :func:`read_groups`."""
     for file in files:
@@ -69,7 +81,7 @@ def rows(files: Sequence[Path], page_tokens: int, kv_dtype: str) -> Iterator[tup
             layers = {layer for component in group.components for layer in component.layers}
             tail = "every page" if group.tail is None else f"the last {group.tail}"
             yield (
-                file.stem,
+                _name(file),
                 group.name,
                 ", ".join(component.name for component in group.components),
                 str(len(layers)),

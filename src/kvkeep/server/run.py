@@ -15,9 +15,9 @@ from typing import Protocol
 import uvicorn
 
 from ..engine.client import EngineClient, EngineLink
-from ..engine.config import EngineConfig
 from ..schema import ConfigError
 from .app import create_app
+from .config import ServerConfig
 from .prompts import Tokenizer
 
 GRACE_SECONDS = 30
@@ -36,26 +36,30 @@ class ServedEngine(EngineLink, Protocol):
         """Fail what still runs, write what storage has not got yet, and end the thread."""
 
 
-def serve(config: EngineConfig, host: str, port: int, log_level: str = "warning") -> None:
+def serve(config: ServerConfig) -> None:
     """Load the model that ``config`` names and serve it until SIGINT or SIGTERM.
 
     Raises:
         ConfigError: the port is taken, a model directory is none, or a model is not supported.
     """
-    for directory in (config.model, config.draft):
+    model, draft = config.engine.model, config.engine.draft
+    for directory in (model, draft):
         if directory and not (directory / "config.json").is_file():
             raise ConfigError(
                 f"{directory} is no model directory: it should hold a config.json, "
                 "weights in safetensors and a tokenizer.json"
             )
-    with bind(host, port) as listener:  # before anything that takes long
-        say(f"loading {_names(config.model, config.draft)}")
+    with bind(config.host, config.port) as listener:  # before anything that takes long
+        say(f"loading {_names(model, draft)}")
         from ..engine.core import Engine
 
-        engine = Engine(config)
+        engine = Engine(config.engine)
         gc.collect()
-        gc.freeze()  # or a collection in the midst of a hit looks through all that was loaded
-        run(engine, listener, log_level)
+        gc.freeze()  # so that no collection in the midst of a hit scans all that was loaded
+        try:
+            run(engine, listener, config.log_level)
+        finally:
+            gc.unfreeze()  # Python collects at exit; what it skips, Triton's library calls leaked
 
 
 def run(

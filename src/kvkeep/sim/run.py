@@ -103,7 +103,7 @@ def _sweep(
     sizes = sorted({max(1, trace.distinct >> step) for step in range(_STEPS)})
     sized = [dataclasses.replace(capacity, device=size) for size in sizes]
     return {
-        name: [(size, dataclasses.replace(policy, eviction=order)) for size in sized]
+        name: [(size, dataclasses.replace(policy, eviction=name)) for size in sized]
         for name, order in EVICTION.items()
         if order is not priority or any(trace.priorities)
     }

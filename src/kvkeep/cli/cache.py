@@ -1,0 +1,87 @@
+"""``kvkeep cache``: commands on a storage directory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from ..stores.file import FileStore
+
+app = typer.Typer(no_args_is_help=True, help="Look after a storage directory.")
+
+DIRECTORY = Annotated[Path, typer.Argument(metavar="DIR", help="A --hicache-storage-dir.")]
+
+
+@contextmanager
+def stored(directory: Path) -> Iterator[FileStore]:
+    """The store in ``directory``, which must be one: looking must not make it so."""
+    from ..schema import ConfigError
+    from ..stores.file import FileStore
+
+    if not any(directory.glob("*.slab")):
+        raise ConfigError(f"there is no cache in {directory}")
+    with closing(FileStore(directory, {})) as store:
+        yield store
+
+
+@app.command()
+def ls(directory: DIRECTORY) -> None:
+    """List the groups of records, the least recently used first."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("group", "records", "record", "on disk", "open", box=None)
+    with stored(directory) as store:
+        for group in store.usage():
+            sizes = mebibytes(group.body_bytes), mebibytes(group.bytes)
+            name, is_open = group.fingerprint.hex(), "yes" if group.open else "no"
+            table.add_row(name, str(group.records), *sizes, is_open)
+    Console().print(table)
+
+
+@app.command()
+def du(directory: DIRECTORY) -> None:
+    """Tell how much there is in all."""
+    with stored(directory) as store:
+        groups = store.usage()
+    held, records = sum(g.bytes for g in groups), sum(g.records for g in groups)
+    typer.echo(f"{mebibytes(held)} on disk, {records} records of {len(groups)} groups")
+
+
+@app.command()
+def fsck(
+    directory: DIRECTORY,
+    repair: Annotated[bool, typer.Option("--repair", help="Forget what does not verify.")] = False,
+) -> None:
+    """Read and verify every record; servers may go on. Exit code 1 if any is bad."""
+    with stored(directory) as store:
+        report = store.fsck(repair)
+    typer.echo(
+        f"{report.good} good, {report.corrupt} corrupt, {report.orphaned} orphaned, "
+        f"{report.missing} missing, {report.writing} being written"
+    )
+    if report.corrupt or report.orphaned or report.missing:
+        raise typer.Exit(0 if repair else 1)
+
+
+@app.command()
+def gc(
+    directory: DIRECTORY,
+    keep: Annotated[float, typer.Option(help="GiB that may stay.", min=0)],
+) -> None:
+    """Delete the least recently used records until no more than --keep are left."""
+    from ..engine.config import GIB
+
+    with stored(directory) as store:
+        freed = store.gc(round(keep * GIB))
+    typer.echo(f"{mebibytes(freed)} freed")
+
+
+def mebibytes(count: int) -> str:
+    """``count`` bytes, for people."""
+    return f"{count / 2**20:,.1f} MiB"
