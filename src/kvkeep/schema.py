@@ -10,7 +10,7 @@ from __future__ import annotations
 import enum
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -160,6 +160,8 @@ class Group:
     def __post_init__(self) -> None:
         if not self.components:
             raise ConfigError(f"group {self.name!r} has no components")
+        if len({component.name for component in self.components}) != len(self.components):
+            raise ConfigError(f"group {self.name!r}: component names must differ")
         if self.tail is not None and self.tail < 1:
             raise ConfigError(f"group {self.name!r}: tail must be at least 1, or None")
         if self.working and self.tail is None:
@@ -219,33 +221,6 @@ class Schema:
         what = (group.name, group.components, group.source)
         parts = (FORMAT_VERSION, self.identity.model, shard, self.page_tokens, what)
         return hashlib.sha256(repr(parts).encode()).digest()[:16]
-
-    def usable(self, present: Sequence[NDArray[np.bool_]], strict: bool = True) -> int:
-        """The hit rule: the most pages ``n`` such that every group has all of ``needed(n)``.
-
-        Args:
-            present: one array per group, ``[pages]``: whether that page's state is there.
-            strict: False leaves out groups that are not ``required``.
-        """
-        rules = [(g, p) for g, p in zip(self.groups, present, strict=True) if strict or g.required]
-        pages = min((len(p) for _, p in rules), default=0)
-        lacking = [(group.tail, has[:pages]) for group, has in rules if not has[:pages].all()]
-        pages = min([pages, *(int(has.argmin()) for tail, has in lacking if tail is None)])
-        fits = np.ones(pages + 1, dtype=bool)
-        for tail, has in lacking:
-            if tail is not None:
-                missing = np.concatenate(([0], np.cumsum(~has[:pages])))  # [n]: gaps in [0, n)
-                fits &= missing == missing[np.maximum(np.arange(pages + 1) - tail, 0)]
-        return int(np.flatnonzero(fits)[-1])  # n = 0 always fits
-
-    def limit(self, present: Sequence[NDArray[np.bool_]], pages: int, strict: bool) -> str | None:
-        """The first group that keeps a hit from being one page longer; None: the tree ends."""
-        for group, has in zip(self.groups, present, strict=True):
-            needed = group.needed(pages + 1)
-            counts = group.required or strict
-            if counts and pages < len(has) and not has[needed.start : needed.stop].all():
-                return group.name
-        return None
 
 
 def root_key(namespace: str) -> bytes:

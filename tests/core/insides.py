@@ -99,33 +99,33 @@ class Insides:
         """The newest clock value."""
         return self.table.clock
 
-    def runs(self) -> Iterator[tuple[str, int, int, bytes, list[int]]]:
-        """The tree as runs of pages, parents first: namespace, the run's own handle and its
-        parent's, its tokens (int32, little-endian) and page ids."""
-        for namespace, node in self.cache.residency.tree.walk():
-            yield namespace, id(node), id(node.parent), bytes(node.raw), node.ids.tolist()
+    def runs(self) -> Iterator[tuple[bytes, int, int, bytes, list[int]]]:
+        """The tree as runs of pages, parents first: key of the namespace, the run's own handle and
+        its parent's, its tokens (int32, little-endian) and page ids."""
+        for root, node in self.cache.residency.tree.walk():
+            yield root, id(node), id(node.parent), bytes(node.raw), node.ids.tolist()
 
     # --- what is under way
 
     def moves(self) -> Iterator[tuple[str, Move]]:
         """What tickets move that have not been collected: kind, and pages of one group."""
-        for ticket in self.cache.transfers.pending:
+        for ticket in self.cache.transfers.tickets:
             for m in ticket.moves:
-                yield ticket.kind, Move(m.group, m.pages, m.source, m.target, m.keys)
+                yield ticket.route.name, Move(m.group, m.pages, m.source, m.target, m.keys)
 
     @property
     def busy(self) -> bool:
         """Tickets are under way."""
-        return bool(self.cache.transfers.pending)
+        return not self.cache.transfers.idle
 
     @property
     def tells_storage(self) -> bool:
         """Storage is out, or will hear of hits in memory."""
-        return bool(self.cache._touches) or not self.cache.transfers.storage
+        return not self.cache._touches.idle or not self.cache.transfers.storage.usable
 
     def switch_breaker(self, switch: Switch) -> None:
         """The breaker of storage is ``switch`` from now on."""
-        self.cache.transfers.breaker = switch
+        self.cache.transfers.storage.breaker = switch
 
     def read_at_once(self, size: int) -> None:
         """One read ticket is of so many bytes, whatever was measured."""
@@ -135,25 +135,23 @@ class Insides:
 
     def own(self, lease: Lease, g: int) -> np.ndarray:
         """Slots that are the lease's alone: private pages, then running state."""
-        share = lease.shares[self.cache.schema.groups[g].name]
-        return np.concatenate((share.slots[share.owned], share.working))
+        return np.concatenate((lease.table[g, lease.owned[g]], lease.running[g]))
 
     def owned(self, lease: Lease, g: int) -> np.ndarray:
         """``[capacity in pages]``: where the lease has a slot of its own."""
-        return lease.shares[self.cache.schema.groups[g].name].owned
+        return lease.owned[g]
 
     def landed(self, lease: Lease, g: int) -> Slots:
         """The block table without what is still being loaded."""
-        return lease.shares[self.cache.schema.groups[g].name].slots
+        return lease.table[g]
 
     def coming(self, lease: Lease, g: int) -> set[int]:
         """Pages of a hit that are being loaded."""
-        name = self.cache.schema.groups[g].name
-        return set(lease.coming[name][0].tolist()) if name in lease.coming else set()
+        return set(lease.coming[g][0].tolist()) if g in lease.coming else set()
 
     def publishes(self, lease: Lease, g: int) -> bool:
         """The lease's prefix has no gaps in this group, so what follows is for others, too."""
-        return lease.shares[self.cache.schema.groups[g].name].whole
+        return lease.whole[g]
 
     def detached(self, lease: Lease) -> bool:
         """The lease's path left the tree."""

@@ -18,10 +18,14 @@ GROUPS = 16  # names of one page's groups are neighbours
 _serial = itertools.count(1)
 
 
+def root(namespace: str) -> bytes:
+    """The key that a namespace's first page follows, written down a second time."""
+    return hashlib.sha256(b"2:%d:" % len(namespace) + namespace.encode()).digest()
+
+
 def chain(namespace: str, tokens: tuple[int, ...], size: int) -> list[bytes]:
     """The chained keys of whole pages, written down a second time."""
-    key = hashlib.sha256(b"2:%d:" % len(namespace) + namespace.encode()).digest()
-    keys = []
+    key, keys = root(namespace), []
     for end in range(size, len(tokens) + 1, size):
         key = hashlib.sha256(key + struct.pack(f"<{size}i", *tokens[end - size : end])).digest()
         keys.append(key)

@@ -20,7 +20,7 @@ from kvkeep.core.cache import Cache
 from kvkeep.core.lease import Lease
 from kvkeep.core.policy import Policy
 from kvkeep.schema import Key, LoadFailed, Schema
-from kvkeep.testing.fakes import JUNK, DictStore, ManualLane, Switch, TruthMedia
+from kvkeep.testing.fakes import JUNK, DictStore, ManualLane, ManualQueue, Switch, TruthMedia
 
 TIERS = ("device", "host")
 
@@ -59,7 +59,7 @@ class Stage:
 
     def restart(self) -> None:
         """A new process on the same store."""
-        self.lanes: dict[str, ManualLane] = {}
+        self.lanes: dict[str, ManualQueue] = {}
         self.requests: list[Request] = []
         self.media = TruthMedia(self.device, self.host)
         tiers = self.device, self.host, self.store
@@ -72,9 +72,8 @@ class Stage:
 
     def _lane(self, name: str, work: Callable, report: Callable) -> ManualLane:
         """Questions to storage wait in line with reads."""
-        lane = "read" if name == "probe" else name
-        self.lanes.setdefault(lane, ManualLane(report)).work[name] = work
-        return self.lanes[lane]
+        lane = "read" if name == "ask" else name
+        return self.lanes.setdefault(lane, ManualQueue()).lane(work, report)
 
     def arrive(self, tokens: Sequence[int], namespace: str = "", ask: bool = True) -> Request:
         request = Request(namespace, tuple(tokens), self.size)

@@ -1,13 +1,10 @@
-"""What a page is made of: sizes, names, and the hit rule against its definition."""
+"""What a page is made of: sizes and names."""
 
 import hashlib
 import struct
 from dataclasses import replace
 
-import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from request import true_key
 from schemas import group
 
@@ -116,24 +113,3 @@ def test_keys_chain() -> None:
 
 def test_namespaces_do_not_run_into_tokens() -> None:
     assert len({root_key(name) for name in ("", "a", "b", "ab", "é", "1:a")}) == 6
-
-
-@st.composite
-def presence(draw):
-    """Some groups, and which of up to six pages each has."""
-    count = draw(st.integers(0, 6))
-    tails = draw(st.lists(st.sampled_from([None, 1, 2, 3]), min_size=1, max_size=4))
-    groups = tuple(group(f"g{i}", tail, draw(st.booleans())) for i, tail in enumerate(tails))
-    has = st.lists(st.booleans(), min_size=count, max_size=count)
-    return groups, [np.array(draw(has), dtype=bool) for _ in groups], draw(st.booleans())
-
-
-@settings(max_examples=500)
-@given(presence())
-def test_the_hit_rule(case) -> None:
-    """The largest ``n`` such that every group that counts has all of ``needed(n)``."""
-    groups, present, strict = case
-    rules = [(g, has) for g, has in zip(groups, present, strict=True) if strict or g.required]
-    pages = len(present[0]) if rules else 0
-    fits = [n for n in range(pages + 1) if all(has[i] for g, has in rules for i in g.needed(n))]
-    assert Schema(Identity("m"), 1, groups).usable(present, strict) == max(fits)

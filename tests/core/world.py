@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 from oracle import Clocks, Oracle, follows, parentless, with_ancestors
-from request import Path, Request, names, true_key
+from request import Path, Request, names, root, true_key
 from schemas import ABSENT, LIVE, WRITING, P
 from stage import Stage
 
@@ -31,6 +31,7 @@ class World(Stage):
         self.vital = [grp.required and grp.tail is None for grp in schema.groups]
         self.names: dict[bytes, Path] = {}  # chained key -> the page it must belong to
         self.keys: dict[Path, bytes] = {}  # the same, turned round
+        self.roots = {root("last"): "last"}  # key of a namespace -> its name
         super().__init__(schema, device, host, missing, select, every)
 
     # --- what may happen
@@ -40,6 +41,7 @@ class World(Stage):
         self.oracle = Oracle([grp.tail for grp in self.schema.groups])
 
     def arrive(self, tokens: Sequence[int], namespace: str = "", ask: bool = True) -> Request:
+        self.roots[root(namespace)] = namespace
         request = super().arrive(tokens, namespace, ask)
         for page, key in enumerate(request.keys):
             if key.tobytes() not in self.names:
@@ -231,11 +233,11 @@ class World(Stage):
     def tree(self) -> Tree:
         found: Tree = {}
         above: dict[int, tuple[int, ...]] = {}
-        for namespace, node, parent, raw, ids in self.inside.runs():  # parents first
+        for key, node, parent, raw, ids in self.inside.runs():  # parents first
             tokens = above[node] = above.get(parent, ()) + tuple(memoryview(raw).cast("i"))
             end = len(tokens) - (len(ids) - 1) * self.size
             for page in ids:
-                found[namespace, tokens[:end]] = page
+                found[self.roots[key], tokens[:end]] = page
                 end += self.size
         return found
 

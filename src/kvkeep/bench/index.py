@@ -18,9 +18,12 @@ from ..schema import (
     Residence,
     Schema,
     Slots,
+    root_key,
 )
 from .load import Load
 from .measure import Step
+
+_ROOT = root_key("")
 
 
 class Index(Protocol):
@@ -67,7 +70,7 @@ class Ours:
 
     def begin(self, i: int) -> int:
         raw = self._load.tokens[i].tobytes()
-        self._paths[i] = self._residency.tree.match("", raw)
+        self._paths[i] = self._residency.tree.match(_ROOT, raw)
         return len(self._paths[i]) * self._load.page_tokens
 
     def extend(self, i: int, stop: int) -> Step:
@@ -78,7 +81,7 @@ class Ours:
         slots = self._reserve(stop // size - len(path))
 
         def step() -> None:
-            self._paths[i] = whole = residency.extend("", path, raw)
+            self._paths[i] = whole = residency.extend(_ROOT, path, raw)
             residency.stamp(whole)
             new = whole[len(path) :]
             state = table.state[DEVICE].take(new, axis=1)
@@ -102,18 +105,18 @@ class Ours:
 
     def match(self, i: int) -> Step:
         tree, raw = self._residency.tree, self._load.tokens[i].tobytes()
-        return lambda: tree.match("", raw)
+        return lambda: tree.match(_ROOT, raw)
 
     def match_list(self, i: int) -> Step:
         tree, tokens = self._residency.tree, self._load.tokens[i].tolist()
-        return lambda: tree.match("", np.array(tokens, dtype=np.int32).tobytes())
+        return lambda: tree.match(_ROOT, np.array(tokens, dtype=np.int32).tobytes())
 
     def slots(self, i: int) -> Step:
         tree, slot = self._residency.tree, self._residency.table.slot
         raw = self._load.tokens[i].tobytes()
 
         def step() -> None:
-            ids = tree.match("", raw)
+            ids = tree.match(_ROOT, raw)
             for g in self._groups:
                 slot[DEVICE, g][ids]
 

@@ -19,22 +19,22 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from types import TracebackType
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..schema import NO_IDS, NO_SLOTS, Ids, InvariantError, Residence, Slots
-from .lease import Lease, Prefetch, Share
-from .pages import DEVICE, HOST, NO_SLOT, TIERS
+from .host_share import HostShare
+from .lease import Lease, Prefetch
+from .line import Line
+from .pages import DEVICE, HOST, TIERS
 from .residency import Residency
-from .transfer import LOAD, READ, SAVE, WRITE, Ticket
+from .ticket import READ, Ticket
 
 log = logging.getLogger(__name__)
-
-_FROM = {SAVE: DEVICE, LOAD: HOST, WRITE: HOST}  # the tier that a ticket reads, by kind
-_TO = {SAVE: HOST, LOAD: DEVICE, READ: HOST}  # the tier that it fills
 
 
 class Owned(NamedTuple):
@@ -45,12 +45,31 @@ class Owned(NamedTuple):
     private: list[list[Slots]]  # [tiers][groups]
 
 
+class Guard:
+    """Around whatever changes the books: see :meth:`Audit.guard`."""
+
+    __slots__ = ("_audit", "_pages")
+
+    def __init__(self, audit: Audit, pages: Sequence[Ids]) -> None:
+        self._audit, self._pages = audit, pages
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool:
+        return error is not None and self._audit.broke(error, self._pages)
+
+
 class Audit:
     """Counts owners again, to check the books and to mend them. The scheduler's thread only.
 
     Args:
-        leases, prefetches, tickets: all there are; they change under the audit.
-        lines: gives the id arrays that wait in line, each a hold.
+        leases, prefetches, tickets, lines: all there are; they change under the audit.
+        share: what prefetches keep of the host.
     """
 
     def __init__(
@@ -58,38 +77,55 @@ class Audit:
         residency: Residency,
         leases: dict[int, Lease],
         prefetches: dict[int, Prefetch],
-        lines: Callable[[], list[Ids]],
         tickets: list[Ticket],
+        lines: Sequence[Line],
+        share: HostShare,
         counts: Counter[str],
     ) -> None:
-        self._residency, self._counts = residency, counts
+        self._residency, self._share, self._counts = residency, share, counts
         self._leases, self._prefetches = leases, prefetches
-        self._lines, self._tickets = lines, tickets
+        self._tickets, self._lines = tickets, lines
         self._broken: list[Ids] = []  # since the books were mended last
 
-    def broke(self, *pages: Ids) -> None:
-        """Bookkeeping of these pages raised InvariantError, which is being handled. They are
-        dropped in :meth:`mend`: now somebody may be in the middle of something."""
-        log.exception("bookkeeping is wrong; some pages are dropped")
-        self._counts["invariant_errors_total"] += 1
-        self._broken += [NO_IDS, *pages]
+    def guard(self, *pages: Ids) -> Guard:
+        """Contain an InvariantError of the block: ``pages`` are dropped in :meth:`mend`, and what
+        follows the block runs. Anything else that interrupts it goes on up, and the books are
+        mended before they are used again."""
+        return Guard(self, pages)
+
+    def broke(self, error: BaseException, pages: Sequence[Ids]) -> bool:
+        """The books are not to be trusted; whether the error is contained."""
+        contained = isinstance(error, InvariantError)
+        if contained:
+            log.error("bookkeeping is wrong; some pages are dropped", exc_info=error)
+            self._counts["invariant_errors_total"] += 1
+        self._broken += [NO_IDS, *(pages if contained else ())]
+        return contained
 
     def mend(self) -> None:
-        """If anything broke: drop it and all that disagrees, and believe the rest. A lease that
-        reads another page's slot is released. Nobody is in the middle of anything."""
+        """If anything broke: drop it and all that disagrees, and believe the rest. Whoever waits
+        for a ticket that is gone waits no longer; a lease that did, or that reads another page's
+        slot, is released. Call it only between operations."""
         if not self._broken:
             return
         residency = self._residency
         filling = self._by_place((tier, g, slots) for tier, g, _, slots in self._targets())
-        for tier in (residency.device, residency.host):
+        for tier in residency.tiers:
             self._broken.append(tier.sift(filling[tier.index]))
         for prefetch in self._prefetches.values():
             prefetch.pinned = [
                 (g, pages[residency.table.where(HOST, g, pages, Residence.LIVE)])
                 for g, pages in prefetch.pinned
             ]
-        for lease in [one for one in self._leases.values() if not self._sound(one)]:
-            self._leases.pop(lease.serial).end()
+            prefetch.forsake(self._tickets)
+        arrivals = [ticket.arrival for ticket in self._tickets]
+        for lease in list(self._leases.values()):
+            if not self._sound(lease) or any(one not in arrivals for one in lease.arriving):
+                del self._leases[lease.serial]
+                lease.end()
+        kept = [pin for prefetch in self._prefetches.values() for pin in prefetch.pinned]
+        reads = (move for one in self._tickets if one.route is READ for move in one.moves)
+        self._share.reset([*kept, *((move.group, move.pages) for move in reads)])
         residency.recount(*self.count(), np.concatenate(self._broken))
         self._broken.clear()
 
@@ -101,13 +137,13 @@ class Audit:
         holds, pins, private = self.count()
         if (holds != table.holds).any() or (pins != table.pins).any():
             raise InvariantError("holds or pins without an owner, or owners without them")
-        for tier in (self._residency.device, self._residency.host):
+        for tier in self._residency.tiers:
             if any(tier.private(g) != len(slots) for g, slots in enumerate(private[tier.index])):
                 raise InvariantError("a private slot has no owner")
 
     def count(self) -> Owned:
         """Holds, pins and private slots, counted anew."""
-        table, groups = self._residency.table, self._residency.schema.groups
+        table = self._residency.table
         holds, pins = np.zeros_like(table.holds), np.zeros_like(table.pins)
         private = self._by_place(
             (tier, g, slots[table.slot[tier, g, pages] != slots])
@@ -115,20 +151,21 @@ class Audit:
         )
         for lease in self._leases.values():
             holds[lease.path] += 1
-            for g, group in enumerate(groups):
-                share = lease.shares[group.name]
-                own = private[DEVICE][g], share.slots[share.owned], share.working
-                private[DEVICE][g] = np.concatenate(own)
-                pins[DEVICE, g, lease.path[_shared(share)]] += 1
+            for g, slots in enumerate(private[DEVICE]):
+                own = lease.table[g, lease.owned[g]]
+                private[DEVICE][g] = np.concatenate((slots, own, lease.running[g]))
+                pins[DEVICE, g, lease.path[lease.shared(g)]] += 1
         for prefetch in self._prefetches.values():
             holds[prefetch.path] += 1
             for g, pages in prefetch.pinned:
                 pins[HOST, g, pages] += 1
-        for pages in self._lines():
-            holds[pages] += 1
+        for line in self._lines:
+            for entries in line.entries:
+                for pages in entries:
+                    holds[pages] += 1
         for ticket in self._tickets:
-            for move in ticket.moves:
-                holds[move.pages] += 1
+            for pages in ticket.touched():
+                holds[pages] += 1
         for tier, g, pages, slots in self._sources():
             pins[tier, g, pages] += table.slot[tier, g, pages] == slots
         return Owned(holds, pins, private)
@@ -136,14 +173,14 @@ class Audit:
     def _sources(self) -> Iterator[tuple[int, int, Ids, Slots]]:
         """Tier, group, pages and slots of what tickets read."""
         for ticket in self._tickets:
-            if ticket.kind in _FROM:
-                yield from ((_FROM[ticket.kind], m.group, m.pages, m.source) for m in ticket.moves)
+            if (tier := ticket.route.source) is not None:
+                yield from ((tier, move.group, move.pages, move.source) for move in ticket.moves)
 
     def _targets(self) -> Iterator[tuple[int, int, Ids, Slots]]:
         """The same of what they fill."""
         for ticket in self._tickets:
-            if ticket.kind in _TO:
-                yield from ((_TO[ticket.kind], m.group, m.pages, m.target) for m in ticket.moves)
+            if (tier := ticket.route.target) is not None:
+                yield from ((tier, move.group, move.pages, move.target) for move in ticket.moves)
 
     def _by_place(self, found: Iterable[tuple[int, int, Slots]]) -> list[list[Slots]]:
         """``[tiers][groups]``: slots by where they are, each once."""
@@ -155,14 +192,8 @@ class Audit:
     def _sound(self, lease: Lease) -> bool:
         """Whether every page that a lease reads through its row is in just that slot."""
         slot = self._residency.table.slot[DEVICE]
-        for g, group in enumerate(self._residency.schema.groups):
-            share = lease.shares[group.name]
-            at = _shared(share)
-            if (slot[g, lease.path[at]] != share.slots[at]).any():
+        for g in range(len(lease.groups)):
+            at = lease.shared(g)
+            if (slot[g, lease.path[at]] != lease.table[g, at]).any():
                 return False
         return True
-
-
-def _shared(share: Share) -> NDArray[np.intp]:
-    """Where a share has slots that are not its own."""
-    return np.flatnonzero((share.slots != NO_SLOT) & ~share.owned)

@@ -1,58 +1,57 @@
 """The cache an engine calls: prefetch, admit, grow, commit, release, tick.
 
-All calls come from one thread, the scheduler's, and none waits for bytes: they move on the lanes,
-and what the lanes report is applied in :meth:`Cache.tick`.
+One thread makes all calls, the scheduler's, and no call waits for bytes: they move on the lanes,
+and :meth:`Cache.tick` applies what the lanes report.
 """
 
 from __future__ import annotations
 
+import atexit
 import time
+import weakref
 from collections import Counter
 from collections.abc import Callable, Collection
+from types import TracebackType
+from typing import Self
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from ..media.base import Media
 from ..media.memory import Memory
-from ..schema import (
-    NO_IDS,
-    NO_SLOTS,
-    Closed,
-    Ids,
-    InvariantError,
-    RequestError,
-    Schema,
-)
+from ..schema import NO_IDS, Closed, Ids, RequestError, Schema, root_key
 from ..stores.base import Store
 from .audit import Audit
 from .backup import Backup
-from .lease import Explanation, Lease, Prefetch, Share
+from .flight import Flights
+from .host_share import HostShare
+from .lanes import MakeLane, ThreadLane
+from .lease import Explanation, Lease, Prefetch
 from .loading import Loader
 from .pages import DEVICE, MANY, TIERS
 from .policy import Policy
 from .prefetch import Prefetcher
 from .recompute import Recompute
 from .residency import Residency
-from .slots import DeviceSlots
-from .tier import Tier
-from .transfer import (
-    LOAD,
-    PROBE,
-    READ,
-    SAVE,
-    TOUCH,
-    WRITE,
-    MakeLane,
-    Move,
-    ThreadLane,
-    Ticket,
-    Transfers,
-)
+from .slots import DeviceSlots, Gaps, Plan
+from .touches import Touches
+from .transfer import Transfers
+
+_open: weakref.WeakSet[Transfers] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_lanes() -> None:
+    """Lanes are daemon threads: end them before the interpreter takes their libraries away."""
+    for transfers in list(_open):
+        transfers.close()
 
 
 class Cache:
     """Three tiers of cached state under one radix tree.
+
+    A context manager that closes itself. A process that exits without :meth:`close` ends the lanes
+    after what is queued on them; a cache that is dropped without it ends them, too.
 
     Args:
         schema: what one page is made of.
@@ -73,79 +72,95 @@ class Cache:
         media: Media | None = None,
         lane: MakeLane = ThreadLane,
     ) -> None:
-        self.schema = schema
-        self.policy = policy or Policy()
+        self.schema, self.store = schema, store
+        self.policy = policy = policy or Policy()
         self.media = media or Memory(schema, device_slots, host_slots)
-        self.store = store
-        keyed = store is not None
-        self.residency = Residency(schema, device_slots, host_slots, self.policy.order, keyed)
-        self.transfers = Transfers(schema, self.media, store, lane, self.policy.stall_seconds)
         self.counts: Counter[str] = Counter()
-        self._table, self._tree = self.residency.table, self.residency.tree
-        self._device, self._host = self.residency.device, self.residency.host
-        self._slots = DeviceSlots(self.residency, self.policy)
-        both = self.residency, self.transfers
-        self._backup = Backup(*both, self.policy, self.counts, self._apply)
-        self._recompute = Recompute(self.transfers, self.policy)
-        self._prefetcher = Prefetcher(
-            *both, self._recompute, self.policy, self.counts, lambda path: self._audit.broke(path)
+        self.residency = residency = Residency(
+            schema, device_slots, host_slots, policy.order, policy.strict, store is not None
         )
-        self._loader = Loader(
-            *both, self._slots, self._backup, self._recompute, self.policy, self.counts
-        )
-        self._appliers: dict[str, Callable[[Ticket], None]] = {
-            LOAD: self._loader.loaded,
-            SAVE: self._backup.saved,
-            WRITE: self._backup.written,
-            READ: self._prefetcher.read,
-            PROBE: self._prefetcher.probed,
-            TOUCH: lambda _: None,
-        }
+        self.transfers = Transfers(schema, self.media, store, lane, policy.stall_seconds)
+        _open.add(self.transfers)
+        weakref.finalize(self, self.transfers.close, 0.0).atexit = False
+        self._table, self._tree = residency.table, residency.tree
+        self._device, self._host = residency.tiers
+        self._names = tuple(group.name for group in schema.groups)
         self._leases: dict[int, Lease] = {}
-        prefetches, pending = self._prefetcher.open, self.transfers.pending
+        self._prefetches: dict[int, Prefetch] = {}
+        self._recompute = Recompute(self.transfers, policy)
+        self._touches = Touches(self.transfers)
+        self._slots = DeviceSlots(residency, policy)
+        flights = Flights(residency, self.transfers)
+        self._backup = Backup(residency, self.transfers, flights, policy, self.counts)
+        share = HostShare(residency, policy.prefetch_share)
         self._audit = Audit(
-            self.residency, self._leases, prefetches, self._backup.held, pending, self.counts
+            residency,
+            self._leases,
+            self._prefetches,
+            self.transfers.tickets,
+            self._backup.lines,
+            share,
+            self.counts,
         )
-        self._touches: list[Ticket] = []  # hits that storage is to hear of
+        shared = residency, self.transfers, flights, self._recompute, policy, self.counts
+        self._prefetcher = Prefetcher(*shared, self._audit, share, self._prefetches)
+        self._loader = Loader(*shared, self._slots, self._leases)
         self._closed = False
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
     def listen(self, callback: Callable[[], None]) -> None:
-        """Have ``callback`` called, on any thread, whenever there is something to :meth:`tick`
-        for. Policies that go by the clock want a tick now and then besides."""
+        """Call ``callback``, on any thread, whenever there is something to :meth:`tick` for.
+        Policies that go by the clock want a tick now and then besides."""
         self.transfers.listen(callback)
 
     # --- before a request runs
 
-    def prefetch(self, tokens: NDArray[np.int32], namespace: str = "") -> Prefetch:
+    def prefetch(self, tokens: ArrayLike, namespace: str = "") -> Prefetch:
         """Start bringing a prompt's pages from storage to the host; pins nothing on the device.
 
-        Args:
-            tokens: ``[n]`` int32, the whole prompt.
-
         Close it with :meth:`admit` or :meth:`cancel`.
+
+        Args:
+            tokens: ``[n]`` integers in int32's range, the whole prompt.
+
+        Raises:
+            RequestError: ``tokens`` are something else.
+            Closed: the cache is.
         """
         self._check_open()
-        return self._prefetcher.begin(bytes(self._raw(tokens)), namespace)
+        raw = bytes(self._raw(_tokens(tokens)))
+        self._audit.mend()
+        return self._prefetcher.begin(root_key(namespace), raw)
 
     def ready(self, prefetch: Prefetch) -> bool:
-        """Whether the prefetch policy lets the request be scheduled now. Nobody waits for storage
-        that is out of order: what a call that hangs brings at last, it brings for others."""
-        return prefetch.done or self.transfers.breaker.open or self._prefetcher.late(prefetch)
+        """Whether the prefetch policy lets the request be scheduled now. True while the store's
+        breaker is open; a hung read that completes later still serves others."""
+        broken = self.transfers.storage.breaker.open
+        return not prefetch.waits or broken or self._prefetcher.late(prefetch)
 
     def cancel(self, prefetch: Prefetch) -> None:
         """The request is gone. Idempotent; what is being read arrives for others."""
-        try:
+        with self._audit.guard(prefetch.path):
             self._prefetcher.close(prefetch)
-        except InvariantError:
-            self._audit.broke(prefetch.path)
 
     def admit(
         self,
-        tokens: NDArray[np.int32],
+        tokens: ArrayLike,
         namespace: str = "",
         chunk: int = 0,
         prefetch: Prefetch | None = None,
         priority: int = 0,
+        total: int = 0,
     ) -> Lease | None:
         """Match, pin, start loading, and reserve device slots for the first chunk.
 
@@ -154,62 +169,65 @@ class Cache:
         lease's ``arriving``; ``lease.pages`` may shrink until then.
 
         Args:
-            tokens: ``[n]`` int32, everything known of the sequence, at least one token.
+            tokens: ``[n]`` integers in int32's range, everything known of the sequence, at least
+                one token.
             chunk: tokens to be computed after the hit in the first step.
             prefetch: what :meth:`prefetch` gave for it; closed if the lease is granted.
             priority: 0 to 255; pages of the lowest go first where eviction is by priority.
+            total: tokens that the device must have room for beside what is in use, or the lease is
+                not granted; a scheduler's guess of what all its requests will need.
+
+        Raises:
+            RequestError: ``tokens`` or ``priority`` are something else.
+            Closed: the cache is.
         """
         self._check_open()
         self._audit.mend()
-        path = self._tree.match(namespace, self._raw(tokens))
-        present = self.residency.present(path)
-        usable = self.schema.usable(present, self.policy.strict)
-        pages = self._loader.worth(path, usable)
-        explanation = Explanation(
-            limited_by=self.schema.limit(present, usable, self.policy.strict),
-            skipped=(usable - pages) * self.schema.page_tokens,
+        run = _tokens(tokens)
+        raw, root = self._raw(run), root_key(namespace)
+        known = self._tree.match(root, raw)
+        if total and not self._fits(known, total, chunk):
+            return None
+        present = self.residency.present(known)
+        usable = present.usable()
+        pages = self._loader.worth(known, usable)
+        path = known[:pages]
+        lease = Lease(self._names, root, path, priority)
+        lease.explanation = Explanation(
+            limited_by=present.limit(usable), skipped=(usable - pages) * self.schema.page_tokens
         )
-        known, path = len(path), path[:pages]
-        fresh = self._pages(min(len(tokens), pages * self.schema.page_tokens + chunk)) - pages
-        lease = Lease(namespace, path, {}, explanation=explanation, priority=priority)
-        self._table.hold(path)
-        self._leases[lease.serial] = lease
-        if any(group.working for group in self.schema.groups):
-            ends = sorted({len(self._raw(tokens)) // self._tree.page_bytes, known})
+        if self._slots.snapshots_kept:
+            ends = sorted({len(raw) // self._tree.page_bytes, len(known)})
             lease.cuts = [n * self.schema.page_tokens for n in ends if n > pages]
             lease.lasting = frozenset(lease.cuts)
-        self._slots.plan_snapshots(lease, pages, pages + fresh)
-        try:
-            moves = self._slots.place(lease, [has[:pages] for has in present], fresh)
-            if moves is not None:
-                self._loader.begin(lease, moves, prefetch.fetched if prefetch else NO_IDS)
-        except InvariantError:
-            moves = None
-            self._audit.broke(path)
-        if moves is None:
-            self.release(lease)
-            return None
-        if pages:
-            self.residency.stamp(path)
-            self._count_hit(path)
-            self._touch_storage(path)
-        self.counts["lenient_hits_total"] += any(not s.whole for s in lease.shares.values())
-        if prefetch:
-            self.cancel(prefetch)
-        return lease
+        with self._audit.guard(path):
+            fresh = self._pages(min(len(run), pages * self.schema.page_tokens + chunk)) - pages
+            self._slots.plan_cuts(lease, pages, pages + fresh)
+            self._table.hold(path)
+            plan = self._slots.pin_hit(lease, present.mask[:, :pages])
+            if not self._make_room(plan, fresh):
+                self._slots.let_go(lease, 0)
+                self.residency.unhold(path)
+                return None
+            self._leases[lease.serial] = lease
+            self._table.rank(path, priority)
+            self._loader.begin(lease, plan, prefetch.fetched if prefetch else NO_IDS)
+            self._slots.reserve_running(lease)
+            self._extend(lease, fresh, plan.gaps)
+            if pages:
+                self._hit(lease)
+            if prefetch:
+                self._prefetcher.close(prefetch)
+            return lease
+        self._leases.pop(lease.serial, None)
+        return None
 
-    def fits(self, tokens: NDArray[np.int32], namespace: str, total: int, chunk: int) -> bool:
-        """Whether the device has room beside what is in use. A hint for schedulers.
-
-        Args:
-            tokens, namespace: the sequence; its pages that are in use already are no burden.
-            total: tokens that every-page groups should have room for.
-            chunk: tokens computed in one step, which other groups hold for a moment.
-        """
-        path = self._tree.match(namespace, self._raw(tokens))
+    def _fits(self, path: Ids, total: int, chunk: int) -> bool:
+        """Whether every group has room for ``total`` tokens beside what is in use; pages of
+        ``path`` that are in use already need none."""
         for g, group in enumerate(self.schema.groups):
             need = self._pages(total)
-            if group.tail is not None:
+            if group.tail is not None:  # it holds a step's pages only for a moment
                 step = 0 if group.working else 1 + self._pages(chunk)  # snapshots need no room
                 need = min(need, group.tail + step) + group.working
             shared = np.count_nonzero(self._table.pins[DEVICE, g][path])
@@ -217,182 +235,190 @@ class Cache:
                 return False
         return True
 
+    def _make_room(self, plan: Plan, fresh: int) -> bool:
+        """Free device slots for what is loaded and computed first; False: there are none now."""
+        needs = [
+            group.working + len(load) + (0 if group.working else fresh + len(gaps))
+            for group, load, gaps in zip(self.schema.groups, plan.load, plan.gaps, strict=True)
+        ]
+        loads = [(g, load) for g, load in enumerate(plan.load) if len(load)]
+        for g, load in loads:  # to make room must not evict what is to be loaded
+            self._host.pin(g, load)
+        room = self._backup.make_room(needs)
+        for g, load in loads:
+            self._host.unpin(g, load)
+        return room
+
+    def _extend(self, lease: Lease, count: int, gaps: Gaps | None = None) -> None:
+        """Private slots for ``count`` more pages; for snapshots, if there is room."""
+        if any(wishes := self._slots.snapshots(lease, count)):
+            self._backup.make_room(wishes)
+        self._slots.extend(lease, count, gaps)
+
+    def _hit(self, lease: Lease) -> None:
+        """A hit ended at the end of its path. Where many do, a tail stays when longer requests
+        slide past it."""
+        table, path = self._table, lease.path
+        self.residency.stamp(path)
+        table.reused[path] += 1
+        firsts = [group.needed(len(path)).start for group in self.schema.groups]
+        for g, group in enumerate(self.schema.groups):
+            tail = path[firsts[g] :]
+            if group.tail is not None:
+                table.hits[g, tail] = np.minimum(table.hits[g, tail] + 1, MANY)
+            self._backup.hit(g, tail)
+        if self.transfers.storage.usable:
+            self._touches.add(table.keys(path), firsts)
+        self.counts["lenient_hits_total"] += not all(lease.whole)
+
     # --- while it runs
 
     def grow(self, lease: Lease, tokens: int) -> bool:
         """Device slots for tokens ``[0, tokens)`` in every group; False, and nothing taken, if
         the device has no room now, or the lease is released, as it is where bookkeeping broke."""
-        if lease.released:
-            return False
-        count = self._pages(tokens)
-        taken: list[tuple[int, Share, int]] = []
-        try:
-            for g, group in enumerate(self.schema.groups):
-                share = lease.shares[group.name]
-                had = len(share.slots)
-                self._slots.plan_snapshots(lease, had, count)
-                if not self._slots.extend(g, lease, max(0, count - had), NO_IDS):
-                    for group_index, shared, size in taken:
-                        self._slots.let_go(group_index, shared, lease.path, size)
-                    return False
-                taken.append((g, share, had))
-        except InvariantError:
-            self._lose(lease)
-            return False
-        return True
+        count = self._pages(tokens) - lease.capacity
+        if lease.released or count <= 0:
+            return not lease.released
+        with self._audit.guard(lease.path):
+            self._slots.plan_cuts(lease, lease.capacity, lease.capacity + count)
+            needs = [0 if group.working else count for group in self.schema.groups]
+            if not self._backup.make_room(needs):
+                return False
+            self._extend(lease, count)
+            return True
+        self._lose(lease)
+        return False
 
-    def commit(
-        self, lease: Lease, tokens: NDArray[np.int32], snapshots: Collection[int] = ()
-    ) -> None:
+    def commit(self, lease: Lease, tokens: ArrayLike, snapshots: Collection[int] = ()) -> None:
         """Make whole pages findable, slide windows, and start write-through.
 
         Args:
-            tokens: ``[final]`` int32: the sequence as far as its state is final in every group:
-                computed from accepted tokens, and rebuilt from true features.
+            tokens: ``[final]`` integers in int32's range: the sequence as far as its state is final
+                in every group: computed from accepted tokens, and rebuilt from true features.
             snapshots: pages at whose end running state was copied to their slots since the last
                 commit, for groups with working slots.
+
+        Raises:
+            RequestError: ``tokens`` are something else, or more than the lease has slots for.
         """
-        first, last = lease.pages, len(tokens) // self.schema.page_tokens
+        run, size = _tokens(tokens), self.schema.page_tokens
+        first, last = lease.pages, len(run) // size
         if lease.released or last <= first:
             return
+        if self._pages(len(run)) > lease.capacity:
+            raise RequestError(
+                f"{len(run)} tokens are committed to a lease with slots for "
+                f"{lease.capacity * size}: grow it first"
+            )
         lease.detached |= bool(first and self._table.dying[lease.path[-1]])
         if lease.detached:
             return
-        size = self.schema.page_tokens
-        run = np.ascontiguousarray(tokens[first * size : last * size], dtype="<i4")
-        try:
-            lease.path = self.residency.extend(lease.namespace, lease.path, run.view(np.uint8).data)
+        raw = run[first * size : last * size].view(np.uint8).data
+        with self._audit.guard(lease.path):
+            lease.path = self.residency.extend(lease.root, lease.path, raw)
             self._table.hold(lease.path[first:])
             self.residency.stamp(lease.path)
             self._table.rank(lease.path, lease.priority)
+            for g, adopted in self._slots.publish(lease, first, snapshots):
+                self._backup.add(g, adopted)
             for g, group in enumerate(self.schema.groups):
-                share = lease.shares[group.name]
-                if share.whole:
-                    adopted = self._slots.publish(g, lease, first, snapshots)
-                    self._backup.add(g, adopted)
                 if group.tail is not None:
                     self._slots.slide(g, lease, group.needed(last).start)
-        except InvariantError:
-            self._lose(lease)
+            return
+        self._lose(lease)
 
     def release(self, lease: Lease) -> None:
         """Give everything back. Idempotent, also while it is being loaded."""
         if lease.released:
             return
-        path, shares = self._leases.pop(lease.serial).end()
+        del self._leases[lease.serial]
+        if not lease.ready:
+            self._loader.count(lease)
         try:
-            for g, group in enumerate(self.schema.groups):
-                if group.name in shares:
-                    self._slots.let_go(g, shares[group.name], path, 0)
-                    self._device.free(g, shares[group.name].working)
-            self.residency.unhold(path)
-        except InvariantError:
-            self._audit.broke(path)
+            with self._audit.guard(lease.path):
+                self._slots.let_go(lease, 0)
+                for g, slots in enumerate(lease.running):
+                    self._device.free(g, slots)
+                self.residency.unhold(lease.path)
+        finally:
+            lease.end()
 
     def observe_prefill(self, tokens: int, seconds: float) -> None:
-        """The engine computed so many prompt tokens in so long, and nothing else meanwhile. What
-        would take longer to load than that is not loaded from then on (``Policy.recompute``)."""
+        """The engine computed ``tokens`` prompt tokens in ``seconds``, and nothing else meanwhile.
+        From then on, state that is slower to load than that is recomputed
+        (``Policy.recompute``)."""
         self._recompute.prefill.observe(tokens, seconds)
 
     def tick(self) -> None:
-        """Apply what the lanes report, start what waits. Call it once per step, and when idle."""
-        for ticket in self.transfers.landed():
-            self._apply(ticket)
+        """Apply what the lanes report, start what waits. Call it once per step, and when idle. A
+        caller with nothing else to do should wait for :meth:`listen` or sleep between calls, since
+        lanes need the interpreter, too."""
+        landed = False
+        for job in self.transfers.landed():
+            landed = True
+            with self._audit.guard(*job.touched()):
+                job.finish()
         self._audit.mend()
-        for ticket in self._touches:
-            self.transfers.submit(ticket)
-        self._touches.clear()
+        self._touches.send()
         self._prefetcher.advance()
-        try:
+        with self._audit.guard():
             self._backup.advance()
-        except InvariantError:
-            self._audit.broke()
         self._audit.mend()  # a step comes next
-
-    def _apply(self, ticket: Ticket) -> None:
-        """What came back takes effect. If it cannot, its pages are dropped and nobody waits for
-        it: a lease that did, and may have begun on it, is released."""
-        try:
-            self._appliers[ticket.kind](ticket)
-        except InvariantError:
-            self._audit.broke(*(move.pages for move in ticket.moves))
-            for waiter in ticket.waiters:
-                if isinstance(waiter, Prefetch):
-                    waiter.reads = [read for read in waiter.reads if read is not ticket]
-                    waiter.done |= not waiter.reads
-                else:
-                    waiter.arriving = [one for one in waiter.arriving if one is not ticket.arrival]
-                    if not waiter.released:
-                        self._leases.pop(waiter.serial).end()
+        if not landed and self.transfers.tickets:
+            time.sleep(0)  # lets the lanes' threads run
 
     def _lose(self, lease: Lease) -> None:
-        """Its bookkeeping raised InvariantError, which is being handled: it is released."""
-        self._audit.broke(lease.path)
-        self._leases.pop(lease.serial).end()
+        """Its bookkeeping raised InvariantError: it is released."""
+        self._leases.pop(lease.serial, None)
+        lease.end()
 
     # --- small things
 
-    def _raw(self, tokens: NDArray[np.int32]) -> memoryview:
+    def _raw(self, run: NDArray[np.int32]) -> memoryview:
         """Token bytes of the pages that a hit may use: at least one token is computed. A view."""
-        pages = (len(tokens) - 1) // self.schema.page_tokens
-        whole = np.ascontiguousarray(tokens[: pages * self.schema.page_tokens], "<i4")
-        return whole.view(np.uint8).data
+        pages = (len(run) - 1) // self.schema.page_tokens
+        return run[: max(0, pages) * self.schema.page_tokens].view(np.uint8).data
 
     def _pages(self, tokens: int) -> int:
         return -(-tokens // self.schema.page_tokens)
 
-    def _count_hit(self, path: Ids) -> None:
-        """A hit ended here. Where many do, a tail stays when longer requests slide past it."""
-        self._table.reused[path] += 1
-        for g, group in enumerate(self.schema.groups):
-            tail = path[group.needed(len(path)).start :]
-            if group.tail is not None:
-                self._table.hits[g, tail] = np.minimum(self._table.hits[g, tail] + 1, MANY)
-            self._backup.hit(g, tail)
-
-    def _touch_storage(self, path: Ids) -> None:
-        """Tell storage of a hit in any tier, ancestors last; in the next tick, since a step waits
-        for what is being loaded."""
-        if not self.transfers.storage:
-            return
-        moves = []
-        for g, group in enumerate(self.schema.groups):
-            pages = path[group.needed(len(path)).start :][::-1]
-            keys = self.transfers.names(g, self._table.keys(pages))
-            moves.append(Move(g, NO_IDS, NO_SLOTS, NO_SLOTS, keys))
-        self._touches.append(Ticket(TOUCH, moves))
-
     # --- for operators
 
     def evict(self, tier: str) -> int:
-        """Empty a memory tier ("device" or "host") of all that is not in use; pages dropped."""
-        place, dropped = self._tier(tier), 0
-        try:
+        """Empty a memory tier ("device" or "host") of all that is not in use; pages dropped.
+
+        Raises:
+            RequestError: there is no such tier.
+        """
+        if tier not in TIERS:
+            raise RequestError(f"no memory tier is called {tier!r}: there are {', '.join(TIERS)}")
+        place, dropped = self.residency.tiers[TIERS.index(tier)], 0
+        with self._audit.guard():
             for g, slots in enumerate(place.capacity):
                 dropped += len(self.residency.evict(place, g, slots))
-        except InvariantError:
-            self._audit.broke()
         return dropped
 
-    def _tier(self, name: str) -> Tier:
-        if name not in TIERS:
-            raise RequestError(f"no memory tier is called {name!r}: there are {', '.join(TIERS)}")
-        return (self._device, self._host)[TIERS.index(name)]
+    def make_room(self, slots: list[int]) -> bool:
+        """Free so many device slots of each group ahead of need; False: some are not free yet,
+        as where pages must be copied first, or cannot be."""
+        with self._audit.guard():
+            return self._backup.make_room(slots)
+        return False
 
     @property
     def making_room(self) -> bool:
-        """Device slots will be free, without anybody's doing, when copies under way have landed."""
+        """Copies under way will free device slots when they land."""
         return self._backup.leaving
 
     @property
     def idle(self) -> bool:
         """Nothing is on its way between tiers, but for what waits until storage is in order."""
-        return self._backup.idle and not self.transfers.pending and not self._touches
+        return self._backup.idle and self.transfers.idle and self._touches.idle
 
     def drain(self, timeout: float = 30.0) -> bool:
         """Write back everything committed; False if it took longer than ``timeout`` seconds, or
         storage that failed was tried again and failed again."""
-        breaker, end = self.transfers.breaker, time.monotonic() + timeout
+        breaker, end = self.transfers.storage.breaker, time.monotonic() + timeout
         self._backup.flush()
         self.tick()  # what has failed is in line again before storage is tried again
         trips = breaker.trips
@@ -408,8 +434,10 @@ class Cache:
         """Drain, stop the lanes and close the store, unless a call of it hangs. Idempotent."""
         if self._closed:
             return
-        self.drain(timeout)
         self._closed = True
+        if self.transfers in _open:  # else the process exits, and the lanes have ended
+            self.drain(timeout)
+        _open.discard(self.transfers)
         if self.transfers.close() and self.store is not None:
             self.store.close()
 
@@ -420,23 +448,25 @@ class Cache:
     def figures(self) -> dict[str, float]:
         """Counters (``_total``) and gauges by metric name, labels in braces."""
         figures: dict[str, float] = dict(self.counts)
-        for tier in (self._device, self._host):
+        for tier in self.residency.tiers:
             for g, group in enumerate(self.schema.groups):
                 label = f"{{tier={tier.name},group={group.name}}}"
                 figures[f"slots{label}"] = tier.capacity[g]
                 figures[f"free_slots{label}"] = tier.free_slots(g)
                 figures[f"evicted_pages_total{label}"] = tier.evicted[g]
         figures["pages"] = len(self._table)
-        figures["transfers_pending"] = len(self.transfers.pending) + (not self._backup.idle)
-        for lane, speed in self.transfers.speeds.items():
+        under_way = len(self.transfers.tickets) + self.transfers.inquiries
+        figures["transfers_pending"] = under_way + (not self._backup.idle)
+        for route, speed in self.transfers.speeds.items():
             if seconds := speed.seconds(1):
-                figures[f"bytes_per_second{{lane={lane}}}"] = 1 / seconds
+                figures[f"bytes_per_second{{lane={route.name}}}"] = 1 / seconds
         if seconds := self._recompute.prefill.seconds(1):
             figures["prefill_tokens_per_second"] = 1 / seconds
         figures["leases"] = len(self._leases)
-        figures["prefetches"] = len(self._prefetcher.open)
-        figures["storage_breaker_open"] = float(self.transfers.breaker.open)
-        figures["storage_breaker_trips_total"] = self.transfers.breaker.trips
+        figures["prefetches"] = len(self._prefetches)
+        breaker = self.transfers.storage.breaker
+        figures["storage_breaker_open"] = float(breaker.open)
+        figures["storage_breaker_trips_total"] = breaker.trips
         for lane, size in dict(self.transfers.moved).items():
             figures[f"moved_bytes_total{{lane={lane}}}"] = size
         for lane, count in dict(self.transfers.faults).items():
@@ -450,3 +480,21 @@ class Cache:
         has one."""
         self.residency.check()
         self._audit.check()
+
+
+def _tokens(tokens: ArrayLike) -> NDArray[np.int32]:
+    """``[n]`` int32, little-endian.
+
+    Raises:
+        RequestError: they are not one row of integers in int32's range.
+    """
+    run = np.asarray(tokens)
+    if run.dtype != np.int32:
+        fits = np.iinfo(np.int32)
+        if run.dtype.kind not in "iu" or (
+            run.size and (run.min() < fits.min or run.max() > fits.max)
+        ):
+            raise RequestError(f"tokens must be integers in int32's range, not {run.dtype}")
+    if run.ndim != 1:
+        raise RequestError(f"tokens must have one dimension, not {run.ndim}")
+    return np.ascontiguousarray(run, dtype="<i4")

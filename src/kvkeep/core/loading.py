@@ -1,190 +1,185 @@
 """Loading: host to device, from a lease's grant until its hit is final.
 
-What would take longer to load than to compute is left where it is. Pages that are being loaded for
-others are joined, not loaded again. When everything that a lease waits for has landed or failed,
-the hit rule is run once more, on what is there then.
+State that is slower to load than to recompute stays on the host. Pages that another request is
+loading are joined, not loaded again. When everything that a lease waits for has landed or failed,
+the hit rule runs once more, on what is there then.
 """
 
 from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Mapping
 
 import numpy as np
 
 from ..schema import Ids, Residence
-from .backup import Backup
+from .flight import Flights
 from .lease import Lease
-from .pages import DEVICE, NO_SLOT
+from .pages import ABSENT, DEVICE, NO_SLOT, WRITING
 from .policy import Policy
+from .presence import Presence
 from .recompute import Recompute
 from .residency import Residency
-from .slots import DeviceSlots
-from .transfer import LOAD, Move, Ticket, Transfers
+from .slots import DeviceSlots, Plan
+from .ticket import LOAD, Move, Ticket
+from .transfer import Transfers
+
+_ORIGINS = ("device", "host", "storage")
 
 
 class Loader:
-    """All loads under way. The scheduler's thread only."""
+    """All loads under way. The scheduler's thread only.
+
+    Args:
+        leases: all that were granted; they change while the loader exists.
+    """
 
     def __init__(
         self,
         residency: Residency,
         transfers: Transfers,
-        slots: DeviceSlots,
-        backup: Backup,
+        flights: Flights,
         recompute: Recompute,
         policy: Policy,
         counts: Counter[str],
+        slots: DeviceSlots,
+        leases: Mapping[int, Lease],
     ) -> None:
-        self._residency, self._transfers = residency, transfers
-        self._slots, self._backup, self._recompute = slots, backup, recompute
-        self._policy, self._counts = policy, counts
-        self._schema, self._table = residency.schema, residency.table
-        self._device, self._host = residency.device, residency.host
+        self._residency, self._transfers, self._flights = residency, transfers, flights
+        self._slots, self._recompute, self._policy = slots, recompute, policy
+        self._counts, self._leases = counts, leases
+        self._groups, self._page_tokens = residency.schema.groups, residency.schema.page_tokens
+        self._table, self._device = residency.table, residency.device
 
     def worth(self, path: Ids, pages: int) -> int:
-        """How many of the first ``pages`` of a path to use: all of them, unless it takes less time
-        to compute those that are on the host only. Now and then they are loaded all the same."""
+        """How many of the first ``pages`` of a path to use: all of them, unless those that are only
+        on the host are slower to load than to recompute. Now and then they are loaded all the same,
+        to measure."""
         if not self._recompute.possible:
             return pages
-        groups, state = self._schema.groups, self._table.state
-        here = [state[DEVICE, g, path[:pages]] != Residence.ABSENT for g in range(len(groups))]
-        known = self._schema.usable(here, self._policy.strict)
-        size = sum(
-            group.record_bytes * int(np.count_nonzero(~has[group.needed(pages).start :]))
-            for group, has in zip(groups, here, strict=True)
-        )
-        gain = (pages - known) * self._schema.page_tokens
-        slow = self._recompute.beats_moving(LOAD, size, gain)
+        here = self._residency.on_device(path[:pages])
+        known = here.usable()
+        lacking = np.count_nonzero(here.rule.needed(pages) & ~here.mask, axis=1).tolist()
+        size = sum(n * group.record_bytes for n, group in zip(lacking, self._groups, strict=True))
+        slow = self._recompute.beats_moving(LOAD, size, (pages - known) * self._page_tokens)
         return known if slow and not self._transfers.speeds[LOAD].stale else pages
 
-    def begin(self, lease: Lease, moves: list[Move], fetched: Ids) -> None:
-        """Submit what is to be loaded, and join what others are loading already.
+    def begin(self, lease: Lease, plan: Plan, fetched: Ids) -> None:
+        """Start loading, and join what others are loading already.
 
         Args:
-            moves: host to device, sources pinned and targets reserved; some may be empty.
+            plan: what the hit needs on the device, which has room.
             fetched: pages that were read from storage for this lease.
         """
-        self._trace(lease, fetched)
+        if any(map(len, plan.load)) or any(map(len, plan.gaps)):
+            self._trace(lease, fetched)
+        else:
+            lease.origin = np.zeros(lease.pages, dtype=np.intp)
         self._explain(lease)
-        self._join(lease)
-        moves = [move for move in moves if len(move.pages)]
-        for move in moves:
-            self._device.adopt(move.group, move.pages, move.target, Residence.WRITING)
-            self._table.hold(move.pages)
-            size = self._schema.groups[move.group].page_bytes
-            lease.explanation.loaded_bytes += len(move.pages) * size
+        for ticket in self._transfers.tickets:
+            if ticket.route is LOAD and ticket.overlaps(lease.path):
+                lease.arriving.append(ticket.arrival)
+        moves = [Move(g, ids) for g, ids in enumerate(plan.load) if len(ids)]
         if moves:
-            self._wait(lease, self._transfers.submit(Ticket(LOAD, moves)))
+            ticket = self._flights.depart(LOAD, moves, self._loaded)
+            lease.arriving.append(ticket.arrival)
+            sizes = (len(m.pages) * self._groups[m.group].page_bytes for m in moves)
+            lease.explanation.loaded_bytes = sum(sizes)
         if lease.ready:
-            self._count(lease)
+            self.count(lease)
         else:
             self._foretell(lease)
 
-    def _join(self, lease: Lease) -> None:
-        """Wait for what others are loading already."""
-        for ticket in self._transfers.pending:
-            if ticket.kind == LOAD and ticket.touches(lease.path):
-                self._wait(lease, ticket)
-
-    def _wait(self, lease: Lease, ticket: Ticket) -> None:
-        ticket.waiters.append(lease)
-        lease.arriving.append(ticket.arrival)
-
     def _foretell(self, lease: Lease) -> None:
-        """Note where what is being loaded will be: who waits for each layer may begin."""
-        for g, group in enumerate(self._schema.groups):
-            first = max(group.needed(lease.pages).start, lease.shares[group.name].valid_from)
-            writing = self._table.where(DEVICE, g, lease.path[first:], Residence.WRITING)
+        """Note where what is being loaded will be: a step that waits layer by layer may begin."""
+        for g, group in enumerate(self._groups):
+            first = max(group.needed(lease.pages).start, lease.first_valid[g])
+            writing = self._table.state[DEVICE, g][lease.path[first:]] == WRITING
             at = first + np.flatnonzero(writing)
             if len(at):
-                lease.coming[group.name] = at, self._table.slot[DEVICE, g][lease.path[at]]
+                lease.coming[g] = at, self._table.slot[DEVICE, g][lease.path[at]]
 
-    def loaded(self, ticket: Ticket) -> None:
-        """A host-to-device ticket came back. Landing stamps nothing."""
-        for move in ticket.moves:
-            self._device.publish(move.group, move.pages[move.landed])
-            self._host.unpin(move.group, move.pages)
-            self._residency.drop(self._device, move.group, move.pages[~move.landed])
-            self._backup.loaded(move.group, move.pages[move.landed])
-            self._counts["missed_loads_total"] += int(np.count_nonzero(~move.landed))
-        for lease in ticket.waiters:
-            lease.arriving.remove(ticket.arrival)
-            if not lease.released:
+    def _loaded(self, ticket: Ticket) -> None:
+        """A load came back. Landing stamps nothing.
+
+        Leases wait until all of it took effect: where bookkeeping breaks on the way, they still
+        wait for a ticket that is gone, and ``Audit.mend`` releases them."""
+        waiting = [one for one in self._leases.values() if ticket.arrival in one.arriving]
+        with self._flights.landing(ticket):
+            for move in ticket.moves:
+                if self._policy.write == "write_back":  # the memory tiers are exclusive
+                    self._residency.drop_idle(self._residency.host, move.group, move.arrived)
+                self._counts["missed_loads_total"] += len(move.lost)
+            for lease in waiting:
                 self._take_landed(lease, ticket)
-            if lease.ready:
-                self._settle(lease, ticket)
-        for move in ticket.moves:
-            self._residency.unhold(move.pages)
+                if lease.arriving == [ticket.arrival]:
+                    self._settle(lease, ticket)
+        for lease in waiting:
+            lease.arriving.remove(ticket.arrival)
 
     def _take_landed(self, lease: Lease, ticket: Ticket) -> None:
         """Pin what this lease waited for, before anything else may evict it. It may have gone on
         since, and need no more of a window."""
         hit = min(lease.pages, len(lease.origin))
         for move in ticket.moves:
-            group = self._schema.groups[move.group]
-            share = lease.shares[group.name]
-            ids = move.pages[move.landed]
+            g, group = move.group, self._groups[move.group]
+            ids = move.arrived
+            ids = ids[self._table.depth[ids] < lease.pages]
             at = self._table.depth[ids]
-            ids, at = ids[at < lease.pages], at[at < lease.pages]
-            first = max(group.needed(hit).start, share.valid_from)
-            mine = (lease.path[at] == ids) & (share.slots[at] == NO_SLOT) & (at >= first)
-            self._slots.pin(move.group, share, ids[mine])
+            first = max(group.needed(hit).start, lease.first_valid[g])
+            mine = (lease.path[at] == ids) & (lease.table[g, at] == NO_SLOT) & (at >= first)
+            self._slots.pin(g, lease, ids[mine])
             if group.tail is not None:
-                self._slots.slide(move.group, lease, group.needed(lease.pages).start)
+                self._slots.slide(g, lease, group.needed(lease.pages).start)
 
     def _settle(self, lease: Lease, ticket: Ticket) -> None:
         """Everything landed or failed: apply the hit rule again, to what is on the device."""
         lease.explanation.load_ms = 1e3 * (time.monotonic() - ticket.submitted)
         lease.coming.clear()
-        if not lease.released and lease.pages <= len(lease.origin):  # else it went on, on all of it
-            self._apply(lease)
+        if lease.pages <= len(lease.origin):  # else it went on, on all of it
+            self._shorten(lease)
             self._explain(lease)
-        self._count(lease)
+        self.count(lease)
 
-    def _apply(self, lease: Lease) -> None:
-        """The hit rule."""
-        has = [
-            (lease.shares[group.name].slots[: lease.pages] != NO_SLOT)
-            | self._table.where(DEVICE, g, lease.path, Residence.LIVE)
-            for g, group in enumerate(self._schema.groups)
-        ]
-        pages = self._schema.usable(has, self._policy.strict)
+    def _shorten(self, lease: Lease) -> None:
+        """The hit becomes what the hit rule makes of what is there."""
+        live = self._table.state[DEVICE][:, lease.path] == int(Residence.LIVE)
+        has = Presence(self._residency.rule, (lease.table[:, : lease.pages] != NO_SLOT) | live)
+        pages = has.usable()
         if pages < lease.pages:
-            lease.explanation.limited_by = self._schema.limit(has, pages, self._policy.strict)
-            for g, group in enumerate(self._schema.groups):
-                self._slots.let_go(g, lease.shares[group.name], lease.path, pages)
+            lease.explanation.limited_by = has.limit(pages)
+            self._slots.let_go(lease, pages)
             self._residency.unhold(lease.path[pages:])
             lease.path = lease.path[:pages]
-        for g, group in enumerate(self._schema.groups):
-            share, needed = lease.shares[group.name], group.needed(pages)
-            gaps = needed.start + np.flatnonzero(~has[g][needed.start : pages])
+        for g, group in enumerate(self._groups):
+            needed = group.needed(pages)
+            gaps = needed.start + np.flatnonzero(~has.mask[g, needed.start : pages])
             if self._policy.missing != "stale":  # gaps are left only where a hit does without
-                share.whole = not len(gaps)
-                share.valid_from = int(gaps[-1]) + 1 if len(gaps) else 0
-            at = np.arange(max(needed.start, share.valid_from), pages)
-            self._slots.pin(g, share, lease.path[at[share.slots[at] == NO_SLOT]])
+                lease.whole[g] = not len(gaps)
+                lease.first_valid[g] = int(gaps[-1]) + 1 if len(gaps) else 0
+            at = np.arange(max(needed.start, lease.first_valid[g]), pages)
+            self._slots.pin(g, lease, lease.path[at[lease.table[g, at] == NO_SLOT]])
 
     def _trace(self, lease: Lease, fetched: Ids) -> None:
         """Note for each page of a hit the lowest tier that any group of it comes from; for one
         that no group needs any more, the lowest of all."""
         path = lease.path
-        above, needed = np.ones(len(path), dtype=bool), np.zeros(len(path), dtype=bool)
-        for g, group in enumerate(self._schema.groups):
-            first = max(group.needed(len(path)).start, lease.shares[group.name].valid_from)
-            above[first:] &= ~self._table.where(DEVICE, g, path[first:], Residence.ABSENT)
-            needed[first:] = True
+        needed = self._residency.rule.needed(len(path))
+        for g, first in enumerate(lease.first_valid):
+            needed[g, :first] = False
+        above = ((self._table.state[DEVICE][:, path] != ABSENT) | ~needed).all(axis=0)
         lease.origin = np.where(above, 0, np.where(np.isin(path, fetched), 2, 1))
-        lease.origin[~needed] = lease.origin.max(initial=0)
+        lease.origin[~needed.any(axis=0)] = lease.origin.max(initial=0)
 
     def _explain(self, lease: Lease) -> None:
         """Say where the hit's tokens come from."""
-        pages = np.bincount(lease.origin[: lease.pages], minlength=3)
-        for tier, count in zip(("device", "host", "storage"), pages.tolist(), strict=True):
-            lease.explanation.tokens[tier] = count * self._schema.page_tokens
+        pages = np.bincount(lease.origin[: lease.pages], minlength=len(_ORIGINS))
+        for tier, count in zip(_ORIGINS, pages.tolist(), strict=True):
+            lease.explanation.tokens[tier] = count * self._page_tokens
 
-    def _count(self, lease: Lease) -> None:
-        """The hit is final."""
+    def count(self, lease: Lease) -> None:
+        """The hit is final: all of it has landed or failed, or the request ends before that."""
         self._counts["skipped_tokens_total{why=slow_load}"] += lease.explanation.skipped
         for tier, tokens in lease.explanation.tokens.items():
             self._counts[f"hit_tokens_total{{tier={tier}}}"] += tokens

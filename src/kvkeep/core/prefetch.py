@@ -1,97 +1,100 @@
 """Prefetch: storage to host, from a request's arrival until it is scheduled.
 
-A request asks storage which of its pages are there, waits in line for host memory, and reads what
-is missing in memory, if that is long enough and faster than to compute it. Pages that are on their
-way already are joined, not read again. What a prefetch brought, or found on the host, stays pinned
-there until the request is admitted or gone.
+A request asks storage which of its pages are there (:mod:`~kvkeep.core.lookup`), waits in line for
+its part of host memory (:mod:`~kvkeep.core.host_share`), and reads what memory lacks, if that is
+long enough and faster than to compute it. Pages that are being read already are joined, not read
+again. What a prefetch brought, or found on the host, stays pinned there until the request is
+admitted or gone.
 """
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..schema import (
-    NO_IDS,
-    NO_SLOTS,
-    Ids,
-    InvariantError,
-    Residence,
-    Slots,
-    chain_keys,
-    root_key,
-)
-from .lease import Prefetch
-from .pages import HOST
+from ..schema import Ids, Residence, chain_keys
+from .audit import Audit
+from .flight import Flights
+from .host_share import HostShare
+from .lease import Phase, Prefetch
+from .lookup import Lookup
+from .pages import ABSENT, HOST
 from .policy import Policy
+from .presence import Mask, Presence
 from .recompute import Recompute
 from .residency import Residency
-from .transfer import CALL_RECORDS, PROBE, READ, Move, Ticket, Transfers
+from .storage import CALL_RECORDS
+from .ticket import READ, Move, Ticket
+from .transfer import Transfers
 
 _TRIAL_BYTES = 1 << 20  # to read of a store that was slow when last seen
 _PATIENCE = 1.0  # seconds in line for host memory, until those who came later have to wait, too
+_TRIES = 16  # prefetches in line that one tick looks at, besides the first
 
 
 class Prefetcher:
-    """All prefetches under way. The scheduler's thread only."""
+    """All prefetches under way. The scheduler's thread only.
+
+    Args:
+        open_: prefetches that are not closed, by serial; the oldest first.
+        share: what they may hold of host memory.
+    """
 
     def __init__(
         self,
         residency: Residency,
         transfers: Transfers,
+        flights: Flights,
         recompute: Recompute,
         policy: Policy,
         counts: Counter[str],
-        broke: Callable[[Ids], None],
+        audit: Audit,
+        share: HostShare,
+        prefetches: dict[int, Prefetch],
     ) -> None:
-        """``broke``: hears of pages whose bookkeeping raised InvariantError."""
-        self._residency, self._transfers, self._recompute = residency, transfers, recompute
-        self._policy, self._counts, self._broke = policy, counts, broke
-        self._mine: list[NDArray[np.bool_]] | None = None  # see _kept; None: to be counted again
-        self.open: dict[int, Prefetch] = {}
+        self._residency, self._transfers, self._flights = residency, transfers, flights
+        self._recompute, self._policy, self._counts = recompute, policy, counts
+        self._audit, self._share, self._open = audit, share, prefetches
+        self._table, self._host, self._tree = residency.table, residency.host, residency.tree
+        self._groups, self._page_tokens = residency.schema.groups, residency.schema.page_tokens
+        self._last = -1  # serial of the last one in line that was looked at
 
-    def begin(self, raw: bytes, namespace: str) -> Prefetch:
+    # --- what storage is asked
+
+    def begin(self, root: bytes, raw: bytes) -> Prefetch:
         """Ask storage for what memory lacks of a prompt's whole pages ``raw``."""
-        prefetch = Prefetch(namespace, raw)
-        self.open[prefetch.serial] = prefetch
-        self._contained(self._ask, prefetch)
+        pages = len(raw) // self._tree.page_bytes
+        path = self._tree.match(root, raw)
+        memory = self._in_memory(path, pages)
+        prefetch = Prefetch(root, raw, memory, reach=memory.usable())
+        self._open[prefetch.serial] = prefetch
+        prefetch.gain = (pages - prefetch.reach) * self._page_tokens
+        if self._short(prefetch.gain) or not self._transfers.storage.usable:
+            prefetch.phase = Phase.WAITING
+            self._try(prefetch, path[: prefetch.reach])
+            return prefetch
+        known = self._table.keys(path)
+        rest = memoryview(raw)[len(path) * self._tree.page_bytes :]
+        prefetch.keys = known + chain_keys(known[-1] if known else root, rest, self._page_tokens)
+        names = self._transfers.storage.names
+        prefetch.names = [names(g, prefetch.keys) for g in range(len(self._groups))]
+
+        def answered(lookup: Lookup) -> None:
+            if prefetch.phase is Phase.ASKING:
+                prefetch.found, prefetch.phase = lookup.found, Phase.WAITING
+                prefetch.reach = lookup.found.usable()
+
+        self._transfers.ask(Lookup(prefetch.names, memory, answered))
         return prefetch
 
-    def _ask(self, prefetch: Prefetch) -> None:
-        raw, namespace = prefetch.raw, prefetch.namespace
-        pages = len(raw) // self._residency.tree.page_bytes
-        path = self._residency.tree.match(namespace, raw)
-        present = self._in_memory(path, pages)
-        prefetch.present = present
-        prefetch.reach = self._usable(present)
-        prefetch.gain = (pages - prefetch.reach) * self._residency.schema.page_tokens
-        if self._short(prefetch.gain) or not self._transfers.storage:
-            prefetch.queued = True
-            self._start(prefetch)
-            return
-        keys = self._residency.table.keys(path)
-        rest = memoryview(raw)[len(path) * self._residency.tree.page_bytes :]
-        parent = keys[-1] if keys else root_key(namespace)
-        keys += chain_keys(parent, rest, self._residency.schema.page_tokens)
-        prefetch.keys = keys
-        prefetch.names = [self._transfers.names(g, keys) for g in range(len(present))]
-        moves = [Move(g, NO_IDS, NO_SLOTS, NO_SLOTS, mine) for g, mine in enumerate(prefetch.names)]
-        self._transfers.submit(Ticket(PROBE, moves, [prefetch], present))
-
-    def _contained(self, step: Callable[[Prefetch], None], prefetch: Prefetch) -> None:
-        """Take a step; if bookkeeping breaks on the way, nobody waits for the rest of it."""
-        try:
-            step(prefetch)
-        except InvariantError:
-            prefetch.done, prefetch.queued = True, False
-            self._broke(prefetch.path)
+    # --- how long a request waits
 
     def late(self, prefetch: Prefetch) -> bool:
-        """Whether the policy is not to wait for it, or not any longer."""
+        """Whether the policy does not wait for it, or no longer."""
         policy = self._policy
         tokens = len(prefetch.raw) / 4
         limit = {
@@ -100,191 +103,180 @@ class Prefetcher:
         }.get(policy.prefetch, float("inf"))
         return time.monotonic() - prefetch.begun >= limit
 
-    def probed(self, ticket: Ticket) -> None:
-        """Storage answered: the prefetch knows how far it may reach and gets in line."""
-        for prefetch in ticket.waiters:
-            if not prefetch.closed and not prefetch.done:
-                prefetch.reach = self._usable(ticket.present)
-                prefetch.queued = True
-
     def advance(self) -> None:
-        """Start whatever now fits into host memory, not only the first in line, and give up what
-        turns out to be slower than computing."""
-        for prefetch in self.open.values():
-            if prefetch.queued:
-                self._contained(self._start, prefetch)
-            elif not prefetch.done and self._hopeless(prefetch):
-                self._give_up(prefetch)
+        """Start what now fits into host memory, not only the first in line, and give up what turns
+        out to be slower than computing. A tick looks at some of a long line."""
+        line = [one for one in self._open.values() if one.phase is Phase.WAITING]
+        later = [one for one in line[1:] if one.serial > self._last] or line[1:]
+        for prefetch in (*line[:1], *later[:_TRIES]):
+            self._last = prefetch.serial
+            raw = prefetch.raw[: prefetch.reach * self._tree.page_bytes]
+            self._try(prefetch, self._tree.match(prefetch.root, raw))
+        for prefetch in self._open.values():
+            if prefetch.phase in (Phase.ASKING, Phase.READING) and self._hopeless(prefetch):
+                if prefetch.reads:  # what storage has not answered for counts as nothing
+                    self._counts["skipped_tokens_total{why=slow}"] += prefetch.gain
+                self._leave(prefetch)
 
     def _hopeless(self, prefetch: Prefetch) -> bool:
-        """Its reads still take longer than computing, or the answer of storage took as long."""
+        """Its reads still take longer than computing, or storage's answer took as long."""
         seconds: float | None = time.monotonic() - prefetch.begun
         if prefetch.reads:
             seconds = self._transfers.seconds(READ, last=prefetch.reads[-1])
         return self._recompute.beats(seconds, prefetch.gain)
 
-    def _give_up(self, prefetch: Prefetch) -> None:
-        """Compute instead. What storage has not even answered for counts as nothing."""
-        if prefetch.reads:
-            self._counts["skipped_tokens_total{why=slow}"] += prefetch.gain
-        self._leave(prefetch)
-
     def _leave(self, prefetch: Prefetch) -> None:
-        """Wait no longer. What has come is there for others; what has not begun is not read, unless
-        somebody else waits for it."""
-        prefetch.done = True
+        """Wait no longer. What has come is there for others; a read that has not begun is not made,
+        unless another prefetch waits for it."""
+        prefetch.phase = Phase.DONE
         for ticket in prefetch.reads:
-            ticket.abandoned |= all(other.done for other in ticket.waiters)
-
-    def read(self, ticket: Ticket) -> None:
-        """A storage-to-host ticket came back: pages that landed are there for everybody."""
-        residency, table = self._residency, self._residency.table
-        self._mine = None
-        for move in ticket.moves:
-            landed = move.pages[move.landed]
-            residency.host.publish(move.group, landed)
-            table.stored[move.group, landed] = True
-            if not ticket.abandoned:
-                self._counts["missed_reads_total"] += len(move.pages) - len(landed)
-            for prefetch in ticket.waiters:  # before what did not land ends pages below it
-                if not prefetch.closed:
-                    whole = prefetch is ticket.waiters[0]  # it asked for them
-                    mine = landed if whole else landed[np.isin(landed, prefetch.path)]
-                    self._pin(prefetch, move.group, mine)
-            residency.drop(residency.host, move.group, move.pages[~move.landed])
-        for prefetch in ticket.waiters:
-            prefetch.reads.remove(ticket)
-            prefetch.done |= not prefetch.reads
-        for move in ticket.moves:
-            residency.unhold(move.pages)
+            ticket.abandoned |= not any(one.waits for one in self._waiters(ticket))
 
     def close(self, prefetch: Prefetch) -> None:
-        """The request was admitted or is gone. Idempotent; reads under way come back by
-        themselves."""
-        if prefetch.closed:
+        """The request was admitted or is gone. Idempotent; reads under way land for others."""
+        if prefetch.phase is Phase.CLOSED:
             return
-        if not prefetch.done:
+        if prefetch.waits:
             self._leave(prefetch)
-        prefetch.closed = prefetch.done = True
-        self._mine = None
-        del self.open[prefetch.serial]
+        prefetch.phase = Phase.CLOSED
+        del self._open[prefetch.serial]
         for group, pages in prefetch.pinned:
-            self._residency.host.unpin(group, pages)
+            self._host.unpin(group, pages)
+            self._share.give_back(group, pages)
         self._residency.unhold(prefetch.path)
 
-    def _start(self, prefetch: Prefetch) -> None:
-        """Read what ``[0, reach)`` lacks in memory, as soon as the host has room for it; of what is
-        not worth it at most a little, for which nobody waits."""
-        residency = self._residency
-        raw = prefetch.raw[: prefetch.reach * residency.tree.page_bytes]
-        path = residency.tree.match(prefetch.namespace, raw)
-        if prefetch.keys and any(read.abandoned and read.touches(path) for read in self._reads()):
+    # --- what is read
+
+    def _try(self, prefetch: Prefetch, path: Ids) -> None:
+        """Start reading; if bookkeeping breaks on the way, the request does not wait for it."""
+        with self._audit.guard(path):
+            self._start(prefetch, path)
+            return
+        prefetch.phase = Phase.DONE
+
+    def _start(self, prefetch: Prefetch, path: Ids) -> None:
+        """Read what ``[0, reach)`` lacks in memory, as soon as the host has room for it. Of what is
+        not worth it, read at most a little, for which no request waits."""
+        if prefetch.keys and any(one.abandoned and one.overlaps(path) for one in self._reads()):
             return  # they are back soon, and cannot be joined: perhaps they are not made
-        memory = self._in_memory(path, prefetch.reach)
-        both = zip(prefetch.present, memory, strict=True)
-        missing = [there[: prefetch.reach] & ~has for there, has in both]
-        known = self._usable([self._pad(has, prefetch.reach) for has in residency.present(path)])
-        prefetch.gain = (prefetch.reach - known) * residency.schema.page_tokens
-        if not self._worth(prefetch.gain, self._wanted(prefetch.reach, missing)):
-            prefetch.done = True
-            prefetch.reach = min(prefetch.reach, known + self._trial(prefetch.gain))
-            path = path[: prefetch.reach]
-            missing = [lacks[: prefetch.reach] for lacks in missing]
-            for lacks in missing:
-                lacks[:known] = False
+        reach = prefetch.reach
+        memory = self._in_memory(path, reach)
+        missing = prefetch.found.mask[:, :reach] & ~memory.mask
+        known = self._pad(self._residency.present(path).mask, reach).usable()
+        prefetch.gain = (reach - known) * self._page_tokens
+        worth = self._worth(prefetch.gain, self._wanted(reach, missing))
+        if not worth:
+            prefetch.reach = reach = min(reach, known + self._trial(prefetch.gain))
+            path, missing = path[:reach], missing[:, :reach].copy()
+            missing[:, :known] = False
+        if worth and not self._may_take(prefetch, path, missing):
+            return
         pages = self._reserve(prefetch, path, missing)
-        if pages is not None:
-            self._read(prefetch, pages, missing)
+        self._read(prefetch, pages, missing)
+        prefetch.phase = Phase.READING if worth and prefetch.reads else Phase.DONE
 
-    def _reserve(
-        self, prefetch: Prefetch, path: Ids, missing: list[NDArray[np.bool_]]
-    ) -> int | None:
-        """Keep what the host has of ``path``, and make room for what is missing.
+    def _live(self, prefetch: Prefetch, path: Ids) -> list[Ids]:
+        """By group, pages of ``path`` that the prefetch needs and the host has."""
+        needed = self._residency.rule.needed(prefetch.reach)[:, : len(path)]
+        live = self._table.state[HOST][:, path] == int(Residence.LIVE)
+        return [path[row] for row in live & needed]
 
-        Returns:
-            For how many pages there is room; None if it is to wait for those before it.
-        """
-        host, table = self._residency.host, self._residency.table
-        wanted, kept, left = self._wanted(prefetch.reach, missing), self._kept(), self._left()
-        if passes := self._passes(prefetch):
-            left = [0] * len(left)
-        live, more = [], []  # by group: pages on the host, and how many nobody keeps yet
-        for group, mine in enumerate(kept):
-            needed = self._needed(group, prefetch.reach)[: len(path)]
-            live.append(path[table.where(HOST, group, path, Residence.LIVE) & needed])
-            more.append(int(np.count_nonzero(~mine[live[-1]])))
-        full = any(n + m > cap for n, m, cap in zip(wanted, more, left, strict=True))
-        if full and any(wanted) and any(mine.any() for mine in kept) and not prefetch.done:
-            return None
-        prefetch.queued = False
-        table.hold(path)
+    def _passes(self, prefetch: Prefetch) -> bool:
+        """Another has waited long before it: this one may keep nothing, not even what others keep,
+        or the first in line would wait for it, too."""
+        first = next((one for one in self._open.values() if one.phase is Phase.WAITING), prefetch)
+        return first is not prefetch and time.monotonic() - first.begun > _PATIENCE
+
+    def _may_take(self, prefetch: Prefetch, path: Ids, missing: Mask) -> bool:
+        """Whether its part of host memory is free now. What it wants may be more than there ever
+        is: it gets what there is when no other holds any."""
+        wanted = self._wanted(prefetch.reach, missing)
+        if not any(wanted) or self._share.empty:
+            return True
+        if self._passes(prefetch):
+            return False
+        live = enumerate(self._live(prefetch, path))
+        more = [self._share.loose(g, pages) for g, pages in live]
+        return all(n + m <= most for n, m, most in zip(wanted, more, self._share.left, strict=True))
+
+    def _reserve(self, prefetch: Prefetch, path: Ids, missing: Mask) -> int:
+        """Keep what the host has of ``path``, and make room for what is missing; returns for how
+        many pages there is room."""
+        passes = self._passes(prefetch)
+        left = [0] * len(self._groups) if passes else self._share.left
+        self._table.hold(path)
         prefetch.path = path
         loose = []
-        for group, pages in enumerate(live):
-            if more[group] <= left[group] and not passes:
-                self._pin(prefetch, group, pages)
-                left[group] -= more[group]
+        for g, pages in enumerate(self._live(prefetch, path)):
+            more = self._share.loose(g, pages)
+            if more <= left[g] and not passes:
+                self._pin(prefetch, g, pages)
+                left[g] -= more
             else:  # to keep more would keep everybody else from the host
-                host.pin(group, pages)
-                loose.append((group, pages))
+                self._host.pin(g, pages)
+                loose.append((g, pages))
         room = [
-            min(cap, self._residency.make_room(host, group, min(cap, count)))
-            for group, (cap, count) in enumerate(zip(left, wanted, strict=True))
+            min(most, self._residency.make_room(self._host, g, min(most, count)))
+            for g, (most, count) in enumerate(
+                zip(left, self._wanted(prefetch.reach, missing), strict=True)
+            )
         ]
-        for group, pages in loose:  # not before: to make room must not end the path itself
-            host.unpin(group, pages)
+        for g, pages in loose:  # not before: to make room must not end the path itself
+            self._host.unpin(g, pages)
         reach = prefetch.reach
-        while reach and not self._fits(reach, missing, room):
-            reach = self._usable([has[: reach - 1] for has in prefetch.present])
+        while reach and any(n > m for n, m in zip(self._wanted(reach, missing), room, strict=True)):
+            reach = prefetch.found.first(reach - 1).usable()
         return reach
 
-    def _read(self, prefetch: Prefetch, pages: int, missing: list[NDArray[np.bool_]]) -> None:
+    def _read(self, prefetch: Prefetch, pages: int, missing: Mask) -> None:
         """Start reading what ``[0, pages)`` lacks; host slots for it are free."""
-        residency, table = self._residency, self._residency.table
-        size = residency.tree.page_bytes
-        known = len(prefetch.path)
-        fresh = residency.add(
-            prefetch.namespace,
+        size, known = self._tree.page_bytes, len(prefetch.path)
+        fresh = self._residency.add(
+            prefetch.root,
             prefetch.path,
             prefetch.raw[known * size : pages * size],
             prefetch.keys[known:pages],
         )
-        table.hold(fresh)
+        self._table.hold(fresh)
         prefetch.path = np.concatenate((prefetch.path, fresh))
         for other in self._reads():  # joined before this one's own tickets are there
-            if other.touches(prefetch.path) and not other.abandoned:
+            if other.overlaps(prefetch.path) and not other.abandoned:
                 self._wait(prefetch, other)
-        lacking = [
-            np.flatnonzero(lacks[:pages] & self._needed(group, pages))
-            for group, lacks in enumerate(missing)
-        ]
-        targets = [self._take(group, prefetch.path[at]) for group, at in enumerate(lacking)]
+        wanted = missing[:, :pages] & self._residency.rule.needed(pages)
+        lacking = [np.flatnonzero(row) for row in wanted]
         for first, end in self._parts(pages, lacking):
             moves = []
-            for group, at in enumerate(lacking):
-                part = slice(*np.searchsorted(at, (first, end)))
-                if len(at[part]):
-                    names = [prefetch.names[group][i] for i in at[part].tolist()]
-                    ids, slots = prefetch.path[at[part]], targets[group][part]
-                    moves.append(Move(group, ids, NO_SLOTS, slots, names))
-            self._wait(prefetch, self._transfers.submit(Ticket(READ, moves)))
-        self._mine = None
-        prefetch.done |= not prefetch.reads
+            for g, at in enumerate(lacking):
+                part = at[slice(*np.searchsorted(at, (first, end)))]
+                if len(part):
+                    names = [prefetch.names[g][i] for i in part.tolist()]
+                    moves.append(Move(g, prefetch.path[part], names))
+                    self._share.keep(g, prefetch.path[part])
+            self._wait(prefetch, self._flights.depart(READ, moves, self._landed))
 
-    def _take(self, group: int, pages: Ids) -> Slots:
-        """Host slots for pages that are going to be read; there is room."""
-        host = self._residency.host
-        slots = host.reserve(group, len(pages))
-        assert slots is not None  # room was made, and nobody else ran
-        host.adopt(group, pages, slots, Residence.WRITING)
-        self._residency.table.hold(pages)
-        return slots
+    def _landed(self, ticket: Ticket) -> None:
+        """A read came back: pages that landed are there for everybody."""
+        waiters = self._waiters(ticket)
+        with self._flights.landing(ticket):
+            for move in ticket.moves:
+                if not ticket.abandoned:
+                    self._counts["missed_reads_total"] += len(move.lost)
+                at, ids = self._table.depth[move.arrived], move.arrived
+                for prefetch in waiters:
+                    inside = at < len(prefetch.path)
+                    mine = ids[inside]
+                    self._pin(prefetch, move.group, mine[prefetch.path[at[inside]] == mine])
+                self._share.give_back(move.group, move.pages)
+        for prefetch in waiters:
+            prefetch.reads.remove(ticket)
+            if prefetch.phase is Phase.READING and not prefetch.reads:
+                prefetch.phase = Phase.DONE
 
-    def _parts(self, pages: int, lacking: list[Ids]) -> Iterator[tuple[int, int]]:
+    def _parts(self, pages: int, lacking: list[NDArray[np.intp]]) -> Iterator[tuple[int, int]]:
         """``[0, pages)`` in parts that are read by a ticket each, in one short call of the store:
-        what has come is of use at once, with all its groups, and how fast it goes is seen early."""
+        what has come is of use at once, with all its groups, and a slow store shows early."""
         size, records = np.zeros((2, pages), dtype=np.int64)
-        for group, at in zip(self._residency.schema.groups, lacking, strict=True):
+        for group, at in zip(self._groups, lacking, strict=True):
             size[at] += group.record_bytes
             records[at] += 1
         wanted = np.flatnonzero(records)
@@ -300,14 +292,15 @@ class Prefetcher:
             yield int(wanted[start]), int(wanted[end - 1]) + 1
             start = end
 
+    # --- small things
+
     def _worth(self, gain: int, wanted: list[int]) -> bool:
         """Whether ``gain`` tokens are enough to be read, and come faster than they are computed.
 
         Args:
             wanted: pages of each group to be read for them.
         """
-        groups = self._residency.schema.groups
-        size = sum(n * group.record_bytes for n, group in zip(wanted, groups, strict=True))
+        size = sum(n * group.record_bytes for n, group in zip(wanted, self._groups, strict=True))
         if self._short(gain):
             self._counts["skipped_tokens_total{why=short}"] += gain
         elif self._recompute.beats_moving(READ, size, gain):
@@ -323,74 +316,40 @@ class Prefetcher:
         """Pages to read all the same: a few now and then, to see whether storage is fast again."""
         if self._short(gain) or not self._transfers.speeds[READ].stale:
             return 0
-        page = sum(group.record_bytes for group in self._residency.schema.groups)
-        return max(1, _TRIAL_BYTES // page)
+        return max(1, _TRIAL_BYTES // sum(group.record_bytes for group in self._groups))
 
     def _reads(self) -> list[Ticket]:
-        return [ticket for ticket in self._transfers.pending if ticket.kind == READ]
+        return [ticket for ticket in self._transfers.tickets if ticket.route is READ]
 
-    def _kept(self) -> list[NDArray[np.bool_]]:
-        """Per group ``[rows]``: whose host slots prefetches have, to be filled or as a pin."""
-        table = self._residency.table
-        if self._mine is None or len(self._mine[0]) < table.rows:
-            self._mine = [np.zeros(table.rows, dtype=bool) for _ in range(table.groups)]
-            for prefetch in self.open.values():
-                for group, pages in prefetch.pinned:
-                    self._mine[group][pages] = True
-            for ticket in self._reads():
-                for move in ticket.moves:
-                    self._mine[move.group][move.pages] = True
-        return self._mine
-
-    def _left(self) -> list[int]:
-        """Host slots of each group that prefetches may still take."""
-        share = [int(self._policy.prefetch_share * n) for n in self._residency.host.capacity]
-        used = (int(np.count_nonzero(mine)) for mine in self._kept())
-        return [max(0, most - count) for most, count in zip(share, used, strict=True)]
-
-    def _passes(self, prefetch: Prefetch) -> bool:
-        """Somebody before it has waited in line for long."""
-        first = next((one for one in self.open.values() if one.queued), prefetch)
-        return first is not prefetch and time.monotonic() - first.begun > _PATIENCE
+    def _waiters(self, ticket: Ticket) -> list[Prefetch]:
+        """Prefetches that are open and get pages from a read."""
+        return [one for one in self._open.values() if ticket in one.reads]
 
     def _wait(self, prefetch: Prefetch, ticket: Ticket) -> None:
-        ticket.waiters.append(prefetch)
         prefetch.reads.append(ticket)
-        coming = (move.pages for move in ticket.moves)
-        prefetch.fetched = np.concatenate((prefetch.fetched, *coming))
+        prefetch.fetched = np.concatenate((prefetch.fetched, *ticket.touched()))
 
     def _pin(self, prefetch: Prefetch, group: int, pages: Ids) -> None:
-        self._residency.host.pin(group, pages)
+        self._host.pin(group, pages)
+        self._share.keep(group, pages)
         prefetch.pinned.append((group, pages))
-        self._mine = None
 
-    def _in_memory(self, path: Ids, pages: int) -> list[NDArray[np.bool_]]:
-        """Per group ``[pages]``: in a memory tier or on the way there."""
-        table = self._residency.table
-        has = [self._pad(table.resident(g, path), pages) for g in range(table.groups)]
-        for move in (move for read in self._reads() if read.abandoned for move in read.moves):
-            has[move.group][: len(path)] &= ~np.isin(path, move.pages)  # perhaps it is not made
-        return has
+    def _in_memory(self, path: Ids, pages: int) -> Presence:
+        """Of ``pages`` pages that begin with ``path``: in a memory tier or on the way there."""
+        device, host = (state.take(path, axis=1) for state in self._table.state)
+        memory = self._pad((device | host) != ABSENT, pages)
+        for move in (move for one in self._reads() if one.abandoned for move in one.moves):
+            memory.mask[move.group, : len(path)] &= ~np.isin(path, move.pages)  # perhaps not made
+        return memory
 
-    def _pad(self, has: NDArray[np.bool_], pages: int) -> NDArray[np.bool_]:
-        """``[pages]``: False beyond."""
-        return np.concatenate((has, np.zeros(pages - len(has), dtype=bool)))
+    def _pad(self, mask: Mask, pages: int) -> Presence:
+        """Of ``pages`` pages: False beyond the mask's end."""
+        wide = np.zeros((len(mask), pages), dtype=bool)
+        wide[:, : mask.shape[1]] = mask[:, :pages]
+        return Presence(self._residency.rule, wide)
 
-    def _usable(self, present: list[NDArray[np.bool_]]) -> int:
-        return self._residency.schema.usable(present, self._policy.missing == "strict")
-
-    def _needed(self, group: int, pages: int) -> NDArray[np.bool_]:
-        needed = self._residency.schema.groups[group].needed(pages)
-        return np.arange(pages) >= needed.start
-
-    def _fits(self, pages: int, missing: list[NDArray[np.bool_]], room: list[int]) -> bool:
-        """Whether what ``[0, pages)`` needs and lacks is at most ``room`` slots of each group."""
-        wanted = self._wanted(pages, missing)
-        return all(count <= free for count, free in zip(wanted, room, strict=True))
-
-    def _wanted(self, pages: int, missing: list[NDArray[np.bool_]]) -> list[int]:
+    def _wanted(self, pages: int, missing: Mask) -> list[int]:
         """Pages of each group that ``[0, pages)`` needs and lacks."""
-        return [
-            int(np.count_nonzero(lacks[:pages] & self._needed(group, pages)))
-            for group, lacks in enumerate(missing)
-        ]
+        lacks = missing[:, :pages] & self._residency.rule.needed(pages)
+        counts: list[int] = np.count_nonzero(lacks, axis=1).tolist()
+        return counts

@@ -8,7 +8,7 @@ last hold, so ids never alias. Its slots go as soon as nobody uses or fills them
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,10 +21,10 @@ from ..schema import (
     Schema,
     Slots,
     chain_keys,
-    root_key,
 )
 from .pages import ABSENT, DEVICE, HOST, LIVE, NO_SLOT, ZERO, PageTable
 from .policy import Order
+from .presence import HitRule, Presence
 from .tier import Tier
 from .tree import Node, Raw, Tree
 
@@ -36,6 +36,7 @@ class Residency:
         schema: what a page is made of.
         device_slots, host_slots: slots of each group.
         order: who is evicted first.
+        strict: every group shortens a hit, not only those that are required.
         keyed: pages get chained keys, to ask storage by.
     """
 
@@ -45,6 +46,7 @@ class Residency:
         device_slots: Sequence[int],
         host_slots: Sequence[int],
         order: Order,
+        strict: bool = True,
         keyed: bool = False,
     ) -> None:
         for slots in (device_slots, host_slots):
@@ -56,7 +58,8 @@ class Residency:
         self.tree = Tree(schema.page_tokens)
         self.device = Tier(self.table, DEVICE, device_slots, order)
         self.host = Tier(self.table, HOST, host_slots, order)
-        self.demote: Callable[[int, int], None] | None = None  # makes room on the device instead
+        self.tiers = self.device, self.host
+        self.rule = HitRule(schema.groups, strict)
         self._vital = [g.required and g.tail is None for g in schema.groups]
         self._trims = not any(self._vital)
         pairs = zip(schema.clocks, schema.groups, strict=True)
@@ -64,30 +67,31 @@ class Residency:
         self._whole = np.array(sorted(clocks), dtype=np.intp)[:, None]
         self._keyed = keyed
 
-    def extend(self, namespace: str, path: Ids, raw: Raw) -> Ids:
+    def extend(self, root: bytes, path: Ids, raw: Raw) -> Ids:
         """``path`` and the pages ``raw`` that follow it: those that are known, then fresh ones."""
         if len(path):
             known = self.tree.below(int(path[-1]), len(path) - 1, raw)
         else:
-            known = self.tree.match(namespace, raw)
+            known = self.tree.match(root, raw)
         path = np.concatenate((path, known)) if len(known) else path
         raw, keys = raw[len(known) * self.tree.page_bytes :], []
         if self._keyed:
-            above = self.table.keys(path[-1:])[0] if len(path) else root_key(namespace)
+            above = self.table.keys(path[-1:])[0] if len(path) else root
             keys = chain_keys(above, raw, self.schema.page_tokens)
-        return np.concatenate((path, self.add(namespace, path, raw, keys)))
+        return np.concatenate((path, self.add(root, path, raw, keys)))
 
-    def add(self, namespace: str, path: Ids, raw: Raw, keys: list[bytes]) -> Ids:
+    def add(self, root: bytes, path: Ids, raw: Raw, keys: list[bytes]) -> Ids:
         """Fresh pages that follow ``path``; in the tree, with no slots yet.
 
         Args:
+            root: of their namespace.
             raw: their tokens.
             keys: their chained keys; none where there is no storage to ask by them.
         """
         ids = self.table.allocate(path, len(raw) // self.tree.page_bytes, keys)
         if len(ids):
             parent = (int(path[-1]), len(path) - 1) if len(path) else None
-            self.tree.insert(namespace, parent, raw, ids)
+            self.tree.insert(root, parent, raw, ids)
         return ids
 
     def stamp(self, path: Ids) -> None:
@@ -96,29 +100,21 @@ class Residency:
         for clock, group in dict(zip(self.table.clocks, self.schema.groups, strict=True)).items():
             self.table.used[clock][path[group.needed(len(path)).start :]] = now
 
-    def present(self, path: Ids) -> list[NDArray[np.bool_]]:
-        """Per group: which pages are on the device, on their way there, or on the host."""
-        state = self.table.state
-        return [
-            (state[DEVICE, g][path] != ABSENT) | (state[HOST, g][path] == LIVE)
-            for g in range(len(self.schema.groups))
-        ]
+    def present(self, path: Ids) -> Presence:
+        """What of a path is on the device, on its way there, or on the host."""
+        device, host = (state.take(path, axis=1) for state in self.table.state)
+        return Presence(self.rule, (device != ABSENT) | (host == LIVE))
+
+    def on_device(self, path: Ids) -> Presence:
+        """What of a path is on the device, or on its way there."""
+        return Presence(self.rule, self.table.state[DEVICE].take(path, axis=1) != ABSENT)
 
     def make_room(self, tier: Tier, group: int, count: int) -> int:
-        """Evict until ``count`` slots are free, or nothing may go; the slots free now.
-
-        Fewer are free, too, while pages are on their way down: later there will be more."""
+        """Evict until ``count`` slots are free, or nothing may go; the slots free now."""
         short = count - tier.free_slots(group)
-        if short > 0 and tier is self.device and self.demote is not None:
-            self.demote(group, short)
-        elif short > 0:
+        if short > 0:
             self.evict(tier, group, short)
         return tier.free_slots(group)
-
-    def reserve(self, tier: Tier, group: int, count: int) -> Slots | None:
-        """``count`` private slots, evicting what must go; None, and nothing taken, if too few."""
-        self.make_room(tier, group, count)
-        return tier.reserve(group, count)
 
     def evict(self, tier: Tier, group: int, count: int) -> Ids:
         """Drop up to ``count`` pages of a group from a tier, in order; returns them."""
@@ -130,6 +126,10 @@ class Residency:
         """Rows lose their slots, say because the bytes did not arrive."""
         tier.drop(group, pages)
         self._end(group, pages)
+
+    def drop_idle(self, tier: Tier, group: int, pages: Ids) -> None:
+        """Rows lose their slots where no request or ticket uses them."""
+        self.drop(tier, group, pages[tier.evictable(group, pages)])
 
     def unhold(self, ids: Ids) -> None:
         """Take back one hold of each, and recycle what was waiting for that."""
@@ -180,7 +180,7 @@ class Residency:
         if not len(ids):
             return
         over = table.holds[ids] == ZERO
-        for tier in (self.device, self.host):
+        for tier in self.tiers:
             tier.purge(ids, over)
         table.recycle(ids[over])
 
@@ -200,7 +200,7 @@ class Residency:
         """
         table, inside = self.table, self._inside()
         table.recount(holds, pins)
-        for tier in (self.device, self.host):
+        for tier in self.tiers:
             tier.recount(private[tier.index])
         for node, line in self._lines():
             table.depth[node.ids] = np.arange(node.first, node.first + node.size)
@@ -228,7 +228,7 @@ class Residency:
     def check(self) -> None:
         """Raise InvariantError unless every owner is sound and they agree with each other."""
         table = self.table
-        for owner in (table, self.tree, self.device, self.host):
+        for owner in (table, self.tree, *self.tiers):
             owner.check()
         ids = self._inside()
         if len(ids) + np.count_nonzero(table.dying) != len(table):

@@ -1,147 +1,223 @@
-"""What a lease does with device slots: one group's share of them, from first pin to last.
+"""What a lease does with device slots: pin, reserve, publish, slide, let go.
 
-A slot of a share is either the lease's own (private) or pinned through its page's row.
+A slot in a lease's block table is the lease's own (private) or pinned through its page's row.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..schema import Ids, Residence
-from .lease import Lease, Share
-from .pages import ABSENT, DEVICE, HOST, LIVE, MANY, NO_SLOT, WRITING
+from ..schema import NO_IDS, Ids, InvariantError, Residence, Slots
+from .lease import Lease
+from .pages import ABSENT, DEVICE, HOST, LIVE, MANY, NO_SLOT, WRITING, count
 from .policy import Policy
+from .presence import Mask
 from .residency import Residency
-from .transfer import Move
+from .tier import Groups
+
+Gaps = list[NDArray[np.intp]]
+"""By group, pages of a path that get private slots in place of the row's."""
+
+
+class Plan(NamedTuple):
+    """What a hit still needs on the device, by group."""
+
+    load: list[Ids]  # pages to be loaded from the host
+    gaps: Gaps
+
+
+class _Set(NamedTuple):
+    """Groups of which every hit needs the same pages."""
+
+    groups: tuple[int, ...]
+    rows: slice | list[int]  # the same, to index arrays with
+
+
+def _rows(groups: tuple[int, ...]) -> slice | list[int]:
+    """A slice where they are neighbours: NumPy then makes a view."""
+    first, end = groups[0], groups[-1] + 1
+    return slice(first, end) if end - first == len(groups) else list(groups)
 
 
 class DeviceSlots:
-    """Operations on shares; ``g`` is the group's index. The scheduler's thread only."""
+    """Operations on the block tables of leases. The scheduler's thread only."""
 
     def __init__(self, residency: Residency, policy: Policy) -> None:
         self._residency, self._policy = residency, policy
-        self._table, self._device, self._host = residency.table, residency.device, residency.host
-        self._groups = residency.schema.groups
+        self._table, self._device = residency.table, residency.device
+        self._groups = groups = residency.schema.groups
+        self._every = tuple(range(len(groups)))
+        whole = tuple(g for g in self._every if groups[g].tail is None)
+        sets = [whole, *((g,) for g in self._every if groups[g].tail is not None)]
+        self._sets = [_Set(some, _rows(some)) for some in sets if some]
+        self._page_tokens = residency.schema.page_tokens
+        self.snapshots_kept = any(group.working for group in self._groups)
 
-    def place(
-        self, lease: Lease, present: list[NDArray[np.bool_]], fresh: int
-    ) -> list[Move] | None:
-        """Fill in ``lease.shares``: pin what is there, reserve the rest. Returns what is to be
-        loaded, its sources pinned; None if there is no room."""
-        plans = [self._pin_hit(g, lease, has) for g, has in enumerate(present)]
-        if not self._make_room(
-            [
-                group.working + len(load) + (0 if group.working else fresh + len(private))
-                for group, (load, private) in zip(self._groups, plans, strict=True)
-            ]
-        ):
-            for g, (load, _) in enumerate(plans):
-                self._host.unpin(g, load)
-            return None
-        moves = []
-        for g, (group, (load, private)) in enumerate(zip(self._groups, plans, strict=True)):
-            working = self._device.reserve(g, group.working)
-            target = self._device.reserve(g, len(load))
-            assert working is not None  # room was made
-            assert target is not None
-            lease.shares[group.name].working = working
-            self.extend(g, lease, fresh, private)
-            moves.append(Move(g, load, self._table.slot[HOST, g][load], target))
-        self._table.rank(lease.path, lease.priority)
-        return moves
+    def pin_hit(self, lease: Lease, present: Mask) -> Plan:
+        """Fill in a new lease's block table with what is on the device, and pin it there.
 
-    def _pin_hit(
-        self, g: int, lease: Lease, present: NDArray[np.bool_]
+        Args:
+            present: ``[groups, lease.pages]``: on the device, on its way there, or on the host.
+        """
+        plan = Plan([NO_IDS] * len(self._groups), [NO_IDS] * len(self._groups))
+        state = self._table.state[DEVICE].take(lease.path, axis=1)
+        for groups, rows in self._sets:
+            first = self._groups[groups[0]].needed(lease.pages).start
+            ids = lease.path[first:]
+            live = state[rows, first:] == LIVE
+            if count(live) == live.size:
+                lease.table[rows, first:] = self._device.pin(groups, ids)
+            else:
+                for g in groups:
+                    plan.load[g], plan.gaps[g] = self._pin_part(g, lease, first, present[g])
+        return plan
+
+    def _pin_part(
+        self, g: int, lease: Lease, first: int, present: NDArray[np.bool_]
     ) -> tuple[Ids, NDArray[np.intp]]:
-        """A share with what is on the device, pinned before anything is reserved: that may evict.
-        Returns what is to be loaded, its sources pinned, and where private slots go."""
-        pages, group = lease.pages, self._groups[g]
-        at = np.arange(group.needed(pages).start, pages)
-        gaps = at[~present[at]]
-        share = Share(np.full(pages, NO_SLOT, np.int32), np.zeros(pages, dtype=bool))
-        lease.shares[group.name] = share
-        share.whole = not len(gaps)
+        """Pin what the device has of one group from page ``first`` on; what the plan says of it."""
+        gaps = first + np.flatnonzero(~present[first:])
+        lease.whole[g] = not len(gaps)
         if self._policy.missing == "lenient" and len(gaps):
-            share.valid_from = int(gaps[-1]) + 1
-        ids = lease.path[at[at >= share.valid_from]]
-        live = ids[self._table.where(DEVICE, g, ids, Residence.LIVE)]
-        self.pin(g, share, live)
-        absent = self._table.where(DEVICE, g, ids, Residence.ABSENT)
-        load = ids[absent & self._table.where(HOST, g, ids, Residence.LIVE)]
-        self._host.pin(g, load)
-        return load, gaps[gaps >= share.valid_from]  # "stale": over somebody else's bytes
+            lease.first_valid[g] = first = int(gaps[-1]) + 1
+            gaps = gaps[:0]
+        ids = lease.path[first:]
+        state = self._table.state[DEVICE, g][ids]
+        self.pin(g, lease, ids[state == LIVE])
+        absent = ids[state == ABSENT]
+        load = absent[self._table.where(HOST, g, absent, Residence.LIVE)]
+        return load, gaps  # "stale": over somebody else's bytes
 
-    def _make_room(self, needs: list[int]) -> bool:
-        """Free so many slots of each group. If one cannot have them, nothing has to leave for the
-        others; else all that must leave, leaves at once."""
-        if any(self._device.available(g) < need for g, need in enumerate(needs)):
-            return False
-        free = [self._residency.make_room(self._device, g, n) for g, n in enumerate(needs)]
-        return all(have >= need for have, need in zip(free, needs, strict=True))
+    def pin(self, g: int, lease: Lease, ids: Ids) -> None:
+        """Pages of the lease that are LIVE on the device: pin them, and note their slots."""
+        if len(ids):
+            lease.table[g, self._table.depth[ids]] = self._device.pin(g, ids)
 
-    def plan_snapshots(self, lease: Lease, first: int, last: int) -> None:
-        """Interim snapshots in pages ``[first, last)``, as often as the policy says."""
+    def plan_cuts(self, lease: Lease, first: int, last: int) -> None:
+        """Cuts for interim snapshots in pages ``[first, last)``, as often as the policy says."""
         every = self._policy.snapshot_pages
-        if every and any(group.working for group in self._groups):
+        if every and self.snapshots_kept:
             pages = range((first // every + 1) * every, last + 1, every)
-            more = {page * self._residency.schema.page_tokens for page in pages}
-            lease.cuts = sorted(more.union(lease.cuts))
+            lease.cuts = sorted({*lease.cuts, *(page * self._page_tokens for page in pages)})
 
-    def pin(self, g: int, share: Share, ids: Ids) -> None:
-        share.slots[self._table.depth[ids]] = self._device.pin(g, ids)
+    def reserve_running(self, lease: Lease) -> None:
+        """Slots for running state. Room was made."""
+        for g, group in enumerate(self._groups):
+            if group.working:
+                lease.running[g] = self._reserve(g, group.working)
 
-    def extend(self, g: int, lease: Lease, count: int, gaps: NDArray[np.intp]) -> bool:
-        """Private slots for ``count`` more pages, and for the pages at ``gaps``.
+    def snapshots(self, lease: Lease, pages: int) -> list[int]:
+        """By group, slots for the snapshots of ``pages`` more pages."""
+        return [len(self._at_cuts(lease, pages)) if group.working else 0 for group in self._groups]
 
-        Snapshots are a luxury: without room for them, their pages go without."""
-        if not count and not len(gaps):
-            return True
-        group = self._groups[g]
-        share = lease.shares[group.name]
-        more = np.arange(len(share.slots), len(share.slots) + count)
-        if group.working:
-            more = more[np.isin((more + 1) * self._residency.schema.page_tokens, lease.cuts)]
-        at = np.concatenate((more, gaps))
-        slots = self._residency.reserve(self._device, g, len(at))
+    def _at_cuts(self, lease: Lease, pages: int) -> NDArray[np.intp]:
+        """Which of ``pages`` more pages end at a cut."""
+        more = np.arange(lease.capacity, lease.capacity + pages)
+        return more[np.isin((more + 1) * self._page_tokens, lease.cuts)]
+
+    def extend(self, lease: Lease, pages: int, gaps: Gaps | None = None) -> None:
+        """Private slots for ``pages`` more pages, and for the pages at ``gaps``, of each group.
+
+        Room was made. Where there is none for snapshots, their pages go without."""
+        shape = (len(self._groups), pages)
+        if self.snapshots_kept:
+            slots, owned = np.full(shape, NO_SLOT, np.int32), np.ones(shape, dtype=bool)
+            for g, group in enumerate(self._groups):
+                if group.working:
+                    cuts = self._at_cuts(lease, pages) - lease.capacity
+                    owned[g] = False
+                    owned[g, cuts] = len(cuts) <= self._device.free_slots(g)
+                slots[g, owned[g]] = self._reserve(g, count(owned[g]))
+        elif pages:
+            slots, owned = self._reserve(self._every, pages), np.ones(shape, dtype=bool)
+        if pages:
+            lease.table = np.concatenate((lease.table, slots), axis=1)
+            lease.owned = np.concatenate((lease.owned, owned), axis=1)
+        for g, gap in enumerate(gaps or ()):
+            if len(gap):
+                self._own(g, lease, gap)
+
+    def _own(self, g: int, lease: Lease, at: NDArray[np.intp]) -> None:
+        """Private slots for these pages of one group."""
+        lease.table[g, at], lease.owned[g, at] = self._reserve(g, len(at)), True
+
+    def _reserve(self, groups: Groups, wanted: int) -> Slots:
+        slots = self._device.reserve(groups, wanted)
         if slots is None:
-            if not group.working:
-                return False
-            at, slots = at[:0], share.slots[:0]
-        share.slots = np.concatenate((share.slots, np.full(count, NO_SLOT, dtype=np.int32)))
-        share.owned = np.concatenate((share.owned, np.zeros(count, dtype=bool)))
-        share.slots[at] = slots
-        share.owned[at] = True
-        return True
+            raise InvariantError("slots are reserved where no room was made")
+        return slots
 
-    def let_go(self, g: int, share: Share, path: Ids, first: int) -> None:
+    def let_go(self, lease: Lease, first: int) -> None:
         """Unpin or free everything from page ``first`` on."""
-        at = first + np.flatnonzero(share.slots[first:] != NO_SLOT)
-        own = share.owned[at]
-        self._device.free(g, share.slots[at[own]])
-        self._device.unpin(g, path[at[~own]])
-        share.slots, share.owned = share.slots[:first], share.owned[:first]
+        path = lease.path[first:]
+        for groups, rows in self._sets:
+            slots, own = lease.table[rows, first:], lease.owned[rows, first:]
+            shared = (slots != NO_SLOT) & ~own
+            if len(groups) == 1 or (shared == shared[0]).all():
+                self._device.unpin(groups, path[shared[0, : len(path)]])
+            else:
+                for g, mine in zip(groups, shared[:, : len(path)], strict=True):
+                    self._device.unpin(g, path[mine])
+            if count(own):
+                for g, has, mine in zip(groups, slots, own, strict=True):
+                    self._device.free(g, has[mine])
+        lease.table, lease.owned = lease.table[:, :first], lease.owned[:, :first]
 
-    def publish(self, g: int, lease: Lease, first: int, snapshots: Collection[int]) -> Ids:
-        """Rows of ``lease.path[first:]`` without a slot adopt the lease's; where a row has one, the
-        lease takes that instead of its own; where one is being filled, both are kept.
-        Of a group that keeps snapshots, only those that were taken. Returns the pages whose rows
-        adopted."""
-        group, path = self._groups[g], lease.path
-        share = lease.shares[group.name]
-        at = first + np.flatnonzero(share.owned[first : len(path)])
-        if group.working:
+    def _drop(self, g: int, lease: Lease, at: NDArray[np.intp]) -> None:
+        """The lease has no slots at these pages any more."""
+        own = lease.owned[g, at]
+        self._device.free(g, lease.table[g, at[own]])
+        self._device.unpin(g, lease.path[at[~own]])
+        lease.table[g, at], lease.owned[g, at] = NO_SLOT, False
+
+    def publish(
+        self, lease: Lease, first: int, snapshots: Collection[int]
+    ) -> Iterator[tuple[int, Ids]]:
+        """Commit ``lease.path[first:]``. Rows without a slot adopt the lease's; where a row has
+        one, the lease pins that and frees its own; where one is being filled, both are kept.
+
+        Args:
+            snapshots: of groups with working slots, the pages whose snapshot was taken.
+
+        Yields:
+            Groups, and their pages whose rows adopted a slot.
+        """
+        ids, part = lease.path[first:], slice(first, len(lease.path))
+        state = self._table.state[DEVICE].take(ids, axis=1)
+        for groups, rows in self._sets:
+            own = lease.owned[rows, part]
+            simple = count(own) == own.size and not count(state[rows])
+            if simple and not self._odd(groups, lease):
+                self._device.adopt(groups, ids, lease.table[rows, part], Residence.LIVE)
+                self._device.pin(groups, ids)
+                lease.owned[rows, part] = False
+                yield from ((g, ids) for g in groups)
+            else:
+                yield from ((g, self._publish_part(g, lease, first, snapshots)) for g in groups)
+
+    def _odd(self, groups: tuple[int, ...], lease: Lease) -> bool:
+        """Not all that the lease has of these groups is for others."""
+        return any(self._groups[g].working or not lease.whole[g] for g in groups)
+
+    def _publish_part(self, g: int, lease: Lease, first: int, snapshots: Collection[int]) -> Ids:
+        """One group of that; what adopted."""
+        path = lease.path
+        at = first + np.flatnonzero(lease.owned[g, first : len(path)])
+        if not lease.whole[g]:
+            return NO_IDS  # what follows a gap is of no use to others
+        if self._groups[g].working:
             at = at[np.isin(at, list(snapshots))]
         state = self._table.state[DEVICE, g][path[at]]
         new, known = at[state == ABSENT], at[state == LIVE]
-        self._device.adopt(g, path[new], share.slots[new], Residence.LIVE)
-        if len(known):
-            self._device.free(g, share.slots[known])
+        self._device.adopt(g, path[new], lease.table[g, new], Residence.LIVE)
+        self._device.free(g, lease.table[g, known])
         settled = at[state != WRITING]
-        share.owned[settled] = False
-        share.slots[settled] = self._device.pin(g, path[settled])
+        lease.owned[g, settled] = False
+        lease.table[g, settled] = self._device.pin(g, path[settled])
         adopted: Ids = path[new]
         return adopted
 
@@ -149,18 +225,14 @@ class DeviceSlots:
         """Let go of pages before ``start``. Out of reach of this request, they are the first to
         be evicted, or a long request's dead pages would outlive idle sessions' useful tails;
         except where many hits ended, and snapshots that one is expected to end at."""
-        share, path = lease.shares[self._groups[g].name], lease.path
-        gone = np.flatnonzero(share.slots[:start] != NO_SLOT)
-        own = share.owned[gone]
-        self._device.free(g, share.slots[gone[own]])
-        at = gone[~own]
-        out = path[at]
+        at = np.flatnonzero(lease.table[g, :start] != NO_SLOT)
+        if not len(at):
+            return
+        shared = at[~lease.owned[g, at]]
+        out = lease.path[shared]
         dead = self._table.hits[g, out] < MANY
         if self._groups[g].working:
-            ends = (at + 1) * self._residency.schema.page_tokens
-            dead &= ~np.isin(ends, list(lease.lasting))
+            dead &= ~np.isin((shared + 1) * self._page_tokens, list(lease.lasting))
         self._table.used[self._table.clocks[g], out[dead]] = 0
-        self._host.offer(g, out[dead])
-        self._device.unpin(g, out)
-        share.slots[gone] = NO_SLOT
-        share.owned[gone] = False
+        self._residency.host.offer(g, out[dead])
+        self._drop(g, lease, at)

@@ -95,30 +95,28 @@ class Tree:
 
     def __init__(self, page_tokens: int) -> None:
         self.page_bytes = 4 * page_tokens
-        self._roots: dict[str, Node] = {}
-        self._names: dict[Node, str] = {}  # of roots
+        self._roots: dict[bytes, Node] = {}  # by schema.root_key of the namespace
         self._node: NDArray[np.object_] = np.empty(0, dtype=object)  # by page id
 
-    def match(self, namespace: str, raw: Raw) -> Ids:
-        """Ids of the longest stored run of pages that ``raw`` begins with."""
-        root = self._roots.get(namespace)
-        return NO_IDS if root is None else self._walk(root, 0, raw)
+    def match(self, root: bytes, raw: Raw) -> Ids:
+        """Ids of the longest stored run of pages that ``raw`` begins with, below a root key."""
+        node = self._roots.get(root)
+        return NO_IDS if node is None else self._walk(node, 0, raw)
 
     def below(self, page: int, depth: int, raw: Raw) -> Ids:
         """Ids of the longest stored run that follows ``page`` (at ``depth``) and begins ``raw``."""
         node = self._node[page]
         return self._walk(node, depth + 1 - node.first, raw)
 
-    def insert(self, namespace: str, parent: tuple[int, int] | None, raw: Raw, ids: Ids) -> None:
+    def insert(self, root: bytes, parent: tuple[int, int] | None, raw: Raw, ids: Ids) -> None:
         """Add pages below ``parent``, a (page id, depth) pair, or at the root if it is None.
 
         The first page of ``raw`` must not be there yet: see :meth:`match` and :meth:`below`.
         """
         if parent is None:
-            node = self._roots.get(namespace)
+            node = self._roots.get(root)
             if node is None:
-                node = self._roots[namespace] = Node(0, b"", bytearray(), NO_IDS, None)
-                self._names[node] = namespace
+                node = self._roots[root] = Node(0, root, bytearray(), NO_IDS, None)
             at = 0
         else:
             node = self._node[parent[0]]
@@ -217,7 +215,7 @@ class Tree:
                 below.parent = parent
             self._assign(kid.ids, parent)
         elif parent.parent is None and not parent.kids:
-            del self._roots[self._names.pop(parent)]
+            del self._roots[parent.key]
 
     def _assign(self, ids: Ids, node: Node) -> None:
         """Note that these pages are in ``node`` now."""
@@ -228,8 +226,8 @@ class Tree:
             self._node = np.concatenate((self._node, more))
             self._node[ids] = node
 
-    def walk(self) -> Iterator[tuple[str, Node]]:
-        """Every node with its namespace, roots left out."""
+    def walk(self) -> Iterator[tuple[bytes, Node]]:
+        """Every node with its root's key, roots left out."""
         for name, root in self._roots.items():
             for node in _descendants(root):
                 yield name, node

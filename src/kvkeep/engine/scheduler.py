@@ -97,11 +97,9 @@ class Scheduler:
                 return
             if seq.prefetch is not None and not self._cache.ready(seq.prefetch):
                 continue
-            if self.running and not self._has_room(seq):
-                return
-            request = seq.request
+            request, total = seq.request, self._total(seq) if self.running else 0
             lease = self._cache.admit(
-                seq.tokens, request.namespace, self._chunk, seq.prefetch, request.priority
+                seq.tokens, request.namespace, self._chunk, seq.prefetch, request.priority, total
             )
             if lease is None:
                 return
@@ -109,15 +107,14 @@ class Scheduler:
             self.waiting.remove(seq)
             self.running.append(seq)
 
-    def _has_room(self, seq: RequestState) -> bool:
-        """Whether ``seq`` and all running requests are expected to fit until they finish."""
-        total = sum(self._expected(one) for one in [seq, *self.running])
-        return self._cache.fits(seq.tokens, seq.request.namespace, total, self._chunk)
+    def _total(self, seq: RequestState) -> int:
+        """Tokens for which ``seq`` and all running requests are expected to need slots."""
+        return sum(self._expected(one) for one in [seq, *self.running])
 
     def _expected(self, seq: RequestState) -> int:
         """Tokens for which a sequence is expected to need slots that it does not hold yet."""
         new = int(self._new_token_ratio * seq.to_generate) + self._lookahead + self._page
-        held = len(seq.lease.slots(self._cache.schema.groups[0].name)) if seq.lease else 0
+        held = seq.lease.capacity if seq.lease else 0
         return max(0, seq.length + new - held * self._page)
 
     def _start_after_hit(self, seq: RequestState) -> None:

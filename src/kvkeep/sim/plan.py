@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from ..core.transfer import LOAD, READ, SAVE, WRITE
+from ..core.ticket import LOAD, READ, SAVE, WRITE
 from ..engine.config import GIB, EngineConfig
 from ..engine.sizing import pool_share
 from ..models.state_sizes import read_groups
@@ -101,10 +101,10 @@ class Plan:
             int(tokens.sum()),
             int(saved.sum()),
             {
-                SAVE: result.moved[SAVE] * record,
-                LOAD: self._brought(by_tier[:, 1:].sum(axis=1)),
-                WRITE: result.moved[WRITE] * record,
-                READ: self._brought(by_tier[:, 2]),
+                SAVE.name: result.moved[SAVE.name] * record,
+                LOAD.name: self._brought(by_tier[:, 1:].sum(axis=1)),
+                WRITE.name: result.moved[WRITE.name] * record,
+                READ.name: self._brought(by_tier[:, 2]),
             },
         )
 

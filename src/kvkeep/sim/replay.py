@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ..core.cache import Cache
 from ..core.policy import Policy
-from ..core.transfer import LOAD, READ, SAVE, WRITE
+from ..core.ticket import ROUTES
 from ..schema import Closed, Component, ConfigError, Group, Identity, Key, Schema
 from ..testing.fakes import AtOnce, NoBytes
 from .traces import Trace
@@ -167,7 +167,8 @@ def replay(
     total = _hits(cache)
     for blocks, priority in zip(trace, trace.priorities, strict=True):
         _serve(cache, blocks[:served], priority)
-        cache.residency.make_room(cache.residency.device, 0, served - device)
+        while not cache.make_room([served - device]):
+            cache.tick()
         cache.residency.make_room(cache.residency.host, 0, spare)
         before, total = total, _hits(cache)
         tell(total - before)
@@ -179,7 +180,7 @@ def replay(
         len(trace.blocks),
         dict(zip((*TIERS, "total"), (*total.tolist(), int(total.sum())), strict=True)),
         dict(zip(TIERS, (*evicted, store.evicted if store else 0), strict=True)),
-        {lane: cache.transfers.moved[lane] // size for lane in (SAVE, LOAD, WRITE, READ)},
+        {route.name: cache.transfers.moved[route.name] // size for route in ROUTES},
     )
 
 
@@ -193,13 +194,14 @@ def _serve(cache: Cache, blocks: Ids, priority: int) -> None:
     prefetch = cache.prefetch(tokens) if cache.store else None
     while prefetch and not cache.ready(prefetch):
         cache.tick()
-    lease = cache.admit(tokens, prefetch=prefetch, priority=priority)
-    assert lease is not None  # no other request runs, and this one fits the device
+    while (lease := cache.admit(tokens, prefetch=prefetch, priority=priority)) is None:
+        cache.tick()  # no other request runs, and this one fits: pages are being copied down
     while not lease.ready:
         cache.tick()
-    cache.grow(lease, len(blocks))
+    while not cache.grow(lease, len(blocks)):
+        cache.tick()
     cache.commit(lease, blocks)
     cache.release(lease)
     cache.tick()
-    while cache.transfers.pending:  # a ticket that lands may start another
+    while not cache.transfers.idle:  # a ticket that lands may start another
         cache.tick()

@@ -6,11 +6,13 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Generic
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..core.transfer import Ticket, Work
+from ..core.lanes import J
+from ..core.ticket import Job
 from ..media.base import NOW, Copy, Mark, Reached
 from ..schema import Key, Slots, StoreError
 
@@ -81,49 +83,78 @@ class TruthMedia:
 # --- lanes
 
 
-class AtOnce:
+class AtOnce(Generic[J]):
     """A lane that carries out what is submitted before it returns."""
 
-    def __init__(self, name: str, work: Work, report: Callable[[Ticket], None]) -> None:
+    def __init__(
+        self, name: str, work: Callable[[list[J]], None], report: Callable[[J], None]
+    ) -> None:
         self._work, self._report = work, report
 
-    def submit(self, ticket: Ticket) -> None:
-        self._work([ticket])
-        self._report(ticket)
+    def submit(self, job: J) -> None:
+        self._work([job])
+        self._report(job)
 
-    def withdraw(self) -> list[Ticket]:
+    def withdraw(self) -> list[J]:
         return []
 
-    def close(self, timeout: float) -> None: ...
+    def close(self, timeout: float) -> bool:
+        return True
 
 
-class ManualLane:
-    """A lane that moves what is queued when :meth:`step` says so, in any order. Several lanes of a
-    cache may share one: ``work`` has the work of each by name."""
+class ManualQueue:
+    """Jobs that are carried out when :meth:`step` says so, in any order. Several lanes of a cache
+    may share one queue: each has a :class:`ManualLane` of its own."""
 
-    def __init__(self, report: Callable[[Ticket], None]) -> None:
-        self.work: dict[str, Work] = {}
-        self.report = report
-        self.queue: list[Ticket] = []
+    def __init__(self) -> None:
+        self.queue: list[Job] = []
+        self.lanes: list[ManualLane[Any]] = []
 
-    def submit(self, ticket: Ticket) -> None:
-        self.queue.append(ticket)
-
-    def withdraw(self) -> list[Ticket]:
-        taken, self.queue = self.queue, []
-        return taken
-
-    def close(self, timeout: float) -> None: ...
+    def lane(self, work: Callable[[list[J]], None], report: Callable[[J], None]) -> ManualLane[J]:
+        """One more lane that queues here."""
+        self.lanes.append(lane := ManualLane(self.queue, work, report))
+        return lane
 
     def step(self, first: int = 0, count: int = 1) -> None:
-        """Move ``count`` tickets, from the one at ``first`` on, and report them."""
+        """Carry out ``count`` jobs, from the one at ``first`` on, and report them."""
         batch = self.queue[first : first + count]
         del self.queue[first : first + count]
-        for name, work in self.work.items():
-            if mine := [t for t in batch if t.kind == name or (name, t.kind) == ("write", "touch")]:
-                work(mine)
-        for ticket in batch:
-            self.report(ticket)
+        for lane in self.lanes:
+            lane.carry_out([job for job in batch if lane.has(job)])
+
+
+class ManualLane(Generic[J]):
+    """A lane of a :class:`ManualQueue`."""
+
+    def __init__(
+        self, queue: list[Job], work: Callable[[list[J]], None], report: Callable[[J], None]
+    ) -> None:
+        self._queue, self._work, self._report = queue, work, report
+        self._mine: list[J] = []
+
+    def has(self, job: Job) -> bool:
+        """It was submitted here, and not carried out yet."""
+        return any(one is job for one in self._mine)
+
+    def carry_out(self, batch: list[Any]) -> None:
+        """Jobs of this lane, as one batch."""
+        if batch:
+            self._work(batch)
+        for job in batch:
+            self._mine.remove(job)
+            self._report(job)
+
+    def submit(self, job: J) -> None:
+        self._mine.append(job)
+        self._queue.append(job)
+
+    def withdraw(self) -> list[J]:
+        taken, self._mine = self._mine, []
+        self._queue[:] = [job for job in self._queue if not any(job is one for one in taken)]
+        return taken
+
+    def close(self, timeout: float) -> bool:
+        return True
 
 
 # --- storage

@@ -1,0 +1,76 @@
+"""Flight: who owns bytes while they move.
+
+::
+
+              depart                                   landing
+    source    pinned ------------------------------->  unpinned
+    target    reserved, WRITING -------------------->  LIVE where the bytes landed, else dropped
+    page      held --------------------------------->  unheld, after others took what landed
+
+From departure to landing a ticket owns what it reads and what it fills, whatever happens meanwhile
+to the request, the page or the deadline: nobody else can get these slots. Backup, prefetch and
+loading decide what moves; only this room pins, adopts and publishes for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from ..schema import InvariantError, Residence
+from .residency import Residency
+from .ticket import Move, Route, Ticket
+from .transfer import Transfers
+
+
+class Flights:
+    """All bytes that move between tiers. The scheduler's thread only."""
+
+    def __init__(self, residency: Residency, transfers: Transfers) -> None:
+        self._residency, self._transfers = residency, transfers
+
+    def depart(self, route: Route, moves: list[Move], then: Callable[[Ticket], None]) -> Ticket:
+        """Start moving pages along a route.
+
+        Args:
+            moves: pages that are LIVE in the source tier and have no slot in the target tier, which
+                has room; with keys where storage is an end of the route.
+            then: gets the ticket when it has come back, to end it in :meth:`landing`.
+        """
+        residency = self._residency
+        for move in moves:
+            residency.table.hold(move.pages)
+            if route.source is not None:
+                move.source = residency.tiers[route.source].pin(move.group, move.pages)
+            if route.target is not None:
+                target = residency.tiers[route.target]
+                slots = target.reserve(move.group, len(move.pages))
+                if slots is None:
+                    raise InvariantError("pages depart for a tier that has no room")
+                target.adopt(move.group, move.pages, slots, Residence.WRITING)
+                move.target = slots
+        ticket = Ticket(route, moves, then)
+        self._transfers.submit(ticket)
+        return ticket
+
+    @contextmanager
+    def landing(self, ticket: Ticket) -> Iterator[None]:
+        """End a flight. In the block, whoever waited takes over what landed; afterwards what did
+        not land is dropped, and the pages are the ticket's no more."""
+        residency, route = self._residency, ticket.route
+        for move in ticket.moves:
+            if route.target is not None:
+                residency.tiers[route.target].publish(move.group, move.arrived)
+            if route.source is not None:
+                residency.tiers[route.source].unpin(move.group, move.pages)
+            if route.stores:
+                residency.table.stored[move.group, move.arrived] = True
+        yield
+        for move in ticket.moves:
+            if route.target is not None:
+                residency.drop(residency.tiers[route.target], move.group, move.lost)
+            residency.unhold(move.pages)
+
+    def count(self, route: Route, group: int) -> int:
+        """Pages of a group that are on a route now."""
+        return sum(t.count(group) for t in self._transfers.tickets if t.route is route)

@@ -1,0 +1,47 @@
+"""A waiting line of pages on their way down."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..schema import NO_IDS, Ids
+from .residency import Residency
+
+
+class Line:
+    """Pages that wait for one route, in order, by group. Every entry holds its page once."""
+
+    def __init__(self, residency: Residency) -> None:
+        self._residency = residency
+        self.entries: list[list[Ids]] = [[] for _ in residency.schema.groups]
+
+    def __len__(self) -> int:
+        return sum(map(len, self.entries))
+
+    def add(self, group: int, pages: Ids) -> None:
+        """They go behind all others."""
+        if len(pages):
+            self._residency.table.hold(pages)
+            self.entries[group].append(pages)
+
+    def put_back(self, group: int, pages: Ids) -> None:
+        """Pages that were taken and are still held go before all others."""
+        if len(pages):
+            self.entries[group].insert(0, pages)
+
+    def take(self, group: int) -> Ids:
+        """All of one group, each page once and still held: for :meth:`put_back` or
+        :meth:`Residency.unhold`."""
+        entries, self.entries[group] = self.entries[group], []
+        if not entries:
+            return NO_IDS
+        waiting = np.concatenate(entries)
+        first = np.zeros(len(waiting), dtype=bool)
+        first[np.unique(waiting, return_index=True)[1]] = True
+        for page in waiting[~first]:
+            self._residency.unhold(page[None])
+        return waiting[first]
+
+    def is_longer(self, group: int, most: int) -> bool:
+        """More than ``most`` pages of a group wait, perhaps some of them twice."""
+        return sum(map(len, self.entries[group])) > most

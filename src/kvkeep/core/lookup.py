@@ -1,0 +1,63 @@
+"""Lookup: which records of a prompt storage has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from ..schema import Ids, Key
+from .presence import Mask, Presence
+from .storage import CALL_RECORDS, Storage
+
+
+class Lookup:
+    """A question to storage, answered on the lane of questions.
+
+    Groups that need every page are asked about up to the first gap of a required one, then the
+    others up to there. What memory has already is not asked for.
+
+    Args:
+        names: by group, storage's names of the prompt's pages.
+        memory: what memory has of them.
+        then: gets the lookup when storage has answered, or failed to.
+    """
+
+    def __init__(
+        self, names: list[list[Key]], memory: Presence, then: Callable[[Lookup], None]
+    ) -> None:
+        self._names, self._rule, self._then = names, memory.rule, then
+        self._mask: Mask = memory.mask.copy()
+
+    @property
+    def found(self) -> Presence:
+        """What memory and storage have together. To be read when the answer is there."""
+        return Presence(self._rule, self._mask)
+
+    def ask(self, storage: Storage) -> None:
+        rule, pages = self._rule, self._mask.shape[1]
+        for start in range(0, pages if rule.whole else 0, CALL_RECORDS):
+            end = min(start + CALL_RECORDS, pages)
+            self._complete(storage, rule.whole, start, end)
+            if not self._mask[rule.vital, start:end].all():
+                break
+        vital = self._mask[rule.vital].all(axis=0)
+        reach = pages if vital.all() else int(vital.argmin())
+        tails = [g for g in range(len(self._mask)) if g not in rule.whole]
+        self._complete(storage, tails, 0, reach)
+
+    def _complete(self, storage: Storage, groups: Sequence[int], start: int, end: int) -> None:
+        """Ask about what these groups lack of pages ``[start, end)``."""
+        lacking = [start + np.flatnonzero(~self._mask[g, start:end]) for g in groups]
+        keys = [self._names[g][i] for g, at in zip(groups, lacking, strict=True) for i in at]
+        flags = storage.probe(keys)
+        for g, at in zip(groups, lacking, strict=True):
+            self._mask[g, at], flags = flags[: len(at)], flags[len(at) :]
+
+    def fail(self) -> None: ...
+
+    def finish(self) -> None:
+        self._then(self)
+
+    def touched(self) -> list[Ids]:
+        return []

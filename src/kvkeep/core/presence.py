@@ -1,0 +1,88 @@
+"""Presence: which state of a run of pages is there, and how long a prefix hit that makes.
+
+A mask has a row per group and a column per page, from the first page of a prompt on::
+
+                page  0  1  2  3  4
+    full              x  x  x  x  .     needs every page
+    window (tail 2)   .  .  x  x  .     needs the last two pages of a hit
+    -> usable() = 4: the longest prefix with all that it needs
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..schema import Group
+
+Mask = NDArray[np.bool_]
+"""``[groups, pages]``."""
+
+
+class HitRule:
+    """What a hit needs of each group: the schema's tails, under one policy for missing state.
+
+    Args:
+        groups: of the schema.
+        strict: every group must be there; False: those that are ``required``.
+    """
+
+    def __init__(self, groups: Sequence[Group], strict: bool) -> None:
+        self.groups, self.strict = tuple(groups), strict
+        counted = [strict or group.required for group in groups]
+        self.whole = [g for g, group in enumerate(groups) if group.tail is None]
+        self.vital = [g for g in self.whole if groups[g].required]
+        self.counted = [g for g, counts in enumerate(counted) if counts]
+        self._every = [g for g in self.whole if counted[g]]
+        self._tails = [(g, group.tail) for g, group in enumerate(groups) if group.tail is not None]
+        self._counted_tails = [(g, tail) for g, tail in self._tails if counted[g]]
+
+    def needed(self, pages: int) -> Mask:
+        """``[groups, pages]``: what a hit of so many pages needs."""
+        mask = np.ones((len(self.groups), pages), dtype=bool)
+        for g, tail in self._tails:
+            mask[g, : max(0, pages - tail)] = False
+        return mask
+
+    def usable(self, mask: Mask) -> int:
+        """See :meth:`Presence.usable`."""
+        pages = mask.shape[1]
+        if not self.counted:
+            return 0  # or every known prefix were a hit, with no state at all
+        if np.count_nonzero(mask) == mask.size:
+            return int(pages)
+        every = np.asarray(mask[self._every].all(axis=0))
+        if not every.all():
+            pages = int(every.argmin())
+        fits = np.ones(pages + 1, dtype=bool)
+        for g, tail in self._counted_tails:
+            missing = np.concatenate(([0], np.cumsum(~mask[g, :pages])))  # [n]: gaps in [0, n)
+            fits &= missing == missing[np.maximum(np.arange(pages + 1) - tail, 0)]
+        return int(np.flatnonzero(fits)[-1])  # n = 0 always fits
+
+
+class Presence(NamedTuple):
+    """A mask, and the rule to judge it by."""
+
+    rule: HitRule
+    mask: Mask
+
+    def usable(self) -> int:
+        """The hit rule: the most pages ``n`` such that every group that counts has all that ``n``
+        needs; 0 if no group counts."""
+        return self.rule.usable(self.mask)
+
+    def limit(self, pages: int) -> str | None:
+        """The first group that keeps a hit from being one page longer; None: the run ends."""
+        if pages == self.mask.shape[1]:
+            return None
+        needed = self.rule.needed(pages + 1)
+        lacking = set((needed & ~self.mask[:, : pages + 1]).nonzero()[0].tolist())
+        return next((self.rule.groups[g].name for g in self.rule.counted if g in lacking), None)
+
+    def first(self, pages: int) -> Presence:
+        """Of the first so many pages."""
+        return Presence(self.rule, self.mask[:, :pages])

@@ -1,0 +1,102 @@
+"""Touches: storage learns which records were hit, in any tier, so that it recycles those last.
+
+Without this, a prefix that memory always serves looks unused to storage, which drops it first:
+after a restart nothing that survived can be reached. Touches may be lost, so they are bounded: what
+waits is merged, the oldest hits are dropped, and at most one call of the store is under way, on the
+lane of questions. A write never waits for them.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import NamedTuple
+
+from ..schema import Ids, Key
+from .storage import CALL_RECORDS, Storage
+from .transfer import Transfers
+
+_MOST_PAGES = 1 << 13  # of hits that wait
+
+
+class _Hit(NamedTuple):
+    pages: list[bytes]  # chained keys of a path
+    firsts: list[int]  # by group: the first page that the hit needed
+
+
+class Touches:
+    """Hits that storage has not been told of. The scheduler's thread only."""
+
+    def __init__(self, transfers: Transfers) -> None:
+        self._transfers = transfers
+        self._hits: deque[_Hit] = deque()  # the oldest first
+        self._pages = 0  # of all hits
+        self._merged: dict[Key, None] = {}  # records of former hits, the oldest first
+        self._asking = False  # a call is under way
+
+    @property
+    def idle(self) -> bool:
+        """Storage knows of every hit, unless it is out of order."""
+        return not (self._hits or self._merged or self._asking)
+
+    def add(self, pages: list[bytes], firsts: list[int]) -> None:
+        """A path was hit.
+
+        Args:
+            pages: chained keys of its pages.
+            firsts: by group, the first page that the hit needed.
+        """
+        self._hits.append(_Hit(pages, firsts))
+        self._pages += len(pages)
+        while self._pages > _MOST_PAGES and len(self._hits) > 1:
+            self._pages -= len(self._hits.popleft().pages)
+
+    def send(self) -> None:
+        """Start telling storage of some hits, unless it is being told of others."""
+        if self._asking or self.idle:
+            return
+        if not self._transfers.storage.usable:
+            self._hits.clear()
+            self._merged.clear()
+        if not self._merged:
+            self._merge()
+        keys = list(self._merged)[:CALL_RECORDS]
+        for key in keys:
+            del self._merged[key]
+        if keys:
+            self._asking = True
+            self._transfers.ask(_Touch(keys, self))
+
+    def _merge(self) -> None:
+        """Records of all hits, each once, where its newest hit puts it: ancestors are newer than
+        what follows them, and a page's groups are side by side."""
+        for hit in self._hits:
+            names = [self._transfers.storage.names(g, hit.pages) for g in range(len(hit.firsts))]
+            for page in reversed(range(len(hit.pages))):
+                for g, first in enumerate(hit.firsts):
+                    if page >= first:
+                        self._merged.pop(names[g][page], None)
+                        self._merged[names[g][page]] = None
+        self._hits.clear()
+        self._pages = 0
+
+    def told(self) -> None:
+        """The call has returned."""
+        self._asking = False
+
+
+class _Touch(NamedTuple):
+    """An inquiry without an answer."""
+
+    keys: list[Key]
+    owner: Touches
+
+    def ask(self, storage: Storage) -> None:
+        storage.touch(self.keys)
+
+    def fail(self) -> None: ...
+
+    def finish(self) -> None:
+        self.owner.told()
+
+    def touched(self) -> list[Ids]:
+        return []
