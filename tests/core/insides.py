@@ -157,6 +157,13 @@ class Insides:
         """The lease's path left the tree."""
         return lease.detached or bool(lease.pages and self.dying[lease.path[-1]])
 
+    # --- what breaks
+
+    def stumble(self, error: Exception) -> None:
+        """Somebody notices that the books are wrong."""
+        with self.cache._audit.guard():
+            raise error
+
     # --- what operators and other requests do
 
     def evict(self, tier: int, g: int, count: int) -> Ids:

@@ -12,7 +12,7 @@ from schemas import ABSENT, FOUR, LIVE, TWO, WRITING, P
 from walks import KINDS, LANES, STEPS, one
 from world import World
 
-from kvkeep.schema import NO_IDS, InvariantError
+from kvkeep.schema import NO_IDS, InvariantError, root_key
 
 FREE, PRIVATE = -1, -2
 Place = tuple[int, int, int]  # tier, group, page
@@ -125,7 +125,8 @@ def slotless(w: World, rng: random.Random) -> None:
     """A step that broke after it had put a page into the tree."""
     path = "", (9,) * P
     w.names[true_key(path)] = path
-    w.cache.residency.add("", NO_IDS, np.full(P, 9, "<i4").tobytes(), [true_key(path)])
+    raw = np.full(P, 9, "<i4").tobytes()
+    w.cache.residency.add(root_key(""), NO_IDS, raw, [true_key(path)])
 
 
 DAMAGE["a page without slots"] = slotless
@@ -145,10 +146,7 @@ def world(seed: int) -> tuple[World, random.Random]:
 
 def stumble(w: World) -> None:
     """Somebody notices."""
-    try:
-        raise InvariantError("planted")
-    except InvariantError:
-        w.cache._audit.broke()
+    w.inside.stumble(InvariantError("planted"))
     w.cache.tick()
     w.cache.check()
 
@@ -161,13 +159,12 @@ def preempt_lost(w: World) -> None:
 
 def check_tickets(w: World) -> None:
     """What tickets read and fill is nobody else's, also where their pages lost it."""
-    for ticket in w.cache.transfers.pending:
-        source, target = int(ticket.kind != "save"), int(ticket.kind != "load")
-        for move in ticket.moves:
-            for tier, slots in (source, move.source), (target, move.target):
-                owners = tier_of(w, (tier, 0, 0))._owner[move.group][slots]
-                mine = (owners == PRIVATE) | (owners == move.pages[: len(slots)])
-                assert all(mine), "a slot in flight is given away"
+    for kind, move in w.inside.moves():
+        source, target = int(kind != "save"), int(kind != "load")
+        for tier, slots in (source, move.source), (target, move.target):
+            owners = tier_of(w, (tier, 0, 0))._owner[move.group][slots]
+            mine = (owners == PRIVATE) | (owners == move.pages[: len(slots)])
+            assert all(mine), "a slot in flight is given away"
 
 
 def land(w: World, rng: random.Random) -> None:
@@ -177,7 +174,7 @@ def land(w: World, rng: random.Random) -> None:
         w.cache.check()
         check_tickets(w)
         preempt_lost(w)
-        if not w.cache.transfers.pending:
+        if not w.inside.busy:
             return
         lanes = [name for name in LANES if w.lanes[name].queue]
         if lanes:
@@ -321,7 +318,7 @@ def test_a_page_that_lost_its_slot_gets_no_other() -> None:
     w.tick()
     w.step("save", 0, 99)
     w.tick()
-    assert w.cache.transfers.pending  # the write
+    assert w.inside.busy  # the write
     page = w.tree()["", (1, 1)]
     w.table.slot[1, 3, page], w.table.state[1, 3, page] = -1, ABSENT
     stumble(w)

@@ -219,7 +219,7 @@ class Rig:
     def settle(self) -> None:
         """Tick until no transfer is pending; writes may wait if the circuit breaker is open."""
         cache = self.engine.cache
-        assert cache.drain(PATIENCE) or cache.transfers.breaker.open
+        assert cache.drain(PATIENCE) or cache.transfers.storage.breaker.open
         while not cache.idle:
             cache.tick()
 
@@ -265,7 +265,8 @@ class Rig:
         assert figures["running_requests"] == figures["waiting_requests"] == 0
         assert figures.get("invariant_errors_total", 0) == 0
         table = cache.residency.table
-        assert table.holds.sum() == sum(map(len, cache._backup.held()))
+        lines = (entries for line in cache._backup.lines for entries in line.entries)
+        assert table.holds.sum() == sum(len(pages) for entries in lines for pages in entries)
         assert not table.pins.any()
         assert not table.dying.any()
         for tier in (cache.residency.device, cache.residency.host):

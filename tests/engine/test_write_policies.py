@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from rig import Pair, Rig, prompt
 
-from kvkeep.core.transfer import READ
+from kvkeep.core.ticket import READ
 from kvkeep.engine.build import open_store
 from kvkeep.engine.config import EngineConfig
 from kvkeep.engine.messages import Failed
