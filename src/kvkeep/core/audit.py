@@ -48,10 +48,10 @@ class Owned(NamedTuple):
 class Guard:
     """Around whatever changes the books: see :meth:`Audit.guard`."""
 
-    __slots__ = ("_audit", "_pages")
+    __slots__ = ("_audit", "_lease", "_pages")
 
-    def __init__(self, audit: Audit, pages: Sequence[Ids]) -> None:
-        self._audit, self._pages = audit, pages
+    def __init__(self, audit: Audit, pages: Sequence[Ids], lease: Lease | None) -> None:
+        self._audit, self._pages, self._lease = audit, pages, lease
 
     def __enter__(self) -> None: ...
 
@@ -61,7 +61,7 @@ class Guard:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> bool:
-        return error is not None and self._audit.broke(error, self._pages)
+        return error is not None and self._audit.broke(error, self._pages, self._lease)
 
 
 class Audit:
@@ -87,14 +87,17 @@ class Audit:
         self._tickets, self._lines = tickets, lines
         self._broken: list[Ids] = []  # since the books were mended last
 
-    def guard(self, *pages: Ids) -> Guard:
+    def guard(self, *pages: Ids, lease: Lease | None = None) -> Guard:
         """Contain an InvariantError of the block: ``pages`` are dropped in :meth:`mend`, and what
         follows the block runs. Anything else that interrupts it goes on up, and the books are
-        mended before they are used again."""
-        return Guard(self, pages)
+        mended before they are used again. Either way, ``lease`` is half changed: it is lost."""
+        return Guard(self, pages, lease)
 
-    def broke(self, error: BaseException, pages: Sequence[Ids]) -> bool:
+    def broke(self, error: BaseException, pages: Sequence[Ids], lease: Lease | None) -> bool:
         """The books are not to be trusted; whether the error is contained."""
+        if lease is not None:
+            self._leases.pop(lease.serial, None)
+            lease.end()
         contained = isinstance(error, InvariantError)
         if contained:
             log.error("bookkeeping is wrong; some pages are dropped", exc_info=error)

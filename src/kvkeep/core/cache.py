@@ -200,7 +200,7 @@ class Cache:
             ends = sorted({len(raw) // self._tree.page_bytes, len(known)})
             lease.cuts = [n * self.schema.page_tokens for n in ends if n > pages]
             lease.lasting = frozenset(lease.cuts)
-        with self._audit.guard(path):
+        with self._audit.guard(path, lease=lease):
             fresh = self._pages(min(len(run), pages * self.schema.page_tokens + chunk)) - pages
             self._slots.plan_cuts(lease, pages, pages + fresh)
             self._table.hold(path)
@@ -219,7 +219,6 @@ class Cache:
             if prefetch:
                 self._prefetcher.close(prefetch)
             return lease
-        self._leases.pop(lease.serial, None)
         return None
 
     def _fits(self, path: Ids, total: int, chunk: int) -> bool:
@@ -279,14 +278,13 @@ class Cache:
         count = self._pages(tokens) - lease.capacity
         if lease.released or count <= 0:
             return not lease.released
-        with self._audit.guard(lease.path):
+        with self._audit.guard(lease.path, lease=lease):
             self._slots.plan_cuts(lease, lease.capacity, lease.capacity + count)
             needs = [0 if group.working else count for group in self.schema.groups]
             if not self._backup.make_room(needs):
                 return False
             self._extend(lease, count)
             return True
-        self._lose(lease)
         return False
 
     def commit(self, lease: Lease, tokens: ArrayLike, snapshots: Collection[int] = ()) -> None:
@@ -314,7 +312,7 @@ class Cache:
         if lease.detached:
             return
         raw = run[first * size : last * size].view(np.uint8).data
-        with self._audit.guard(lease.path):
+        with self._audit.guard(lease.path, lease=lease):
             lease.path = self.residency.extend(lease.root, lease.path, raw)
             self._table.hold(lease.path[first:])
             self.residency.stamp(lease.path)
@@ -324,23 +322,19 @@ class Cache:
             for g, group in enumerate(self.schema.groups):
                 if group.tail is not None:
                     self._slots.slide(g, lease, group.needed(last).start)
-            return
-        self._lose(lease)
 
     def release(self, lease: Lease) -> None:
         """Give everything back. Idempotent, also while it is being loaded."""
         if lease.released:
             return
-        del self._leases[lease.serial]
         if not lease.ready:
             self._loader.count(lease)
-        try:
-            with self._audit.guard(lease.path):
-                self._slots.let_go(lease, 0)
-                for g, slots in enumerate(lease.running):
-                    self._device.free(g, slots)
-                self.residency.unhold(lease.path)
-        finally:
+        with self._audit.guard(lease.path, lease=lease):
+            self._slots.let_go(lease, 0)
+            for g, slots in enumerate(lease.running):
+                self._device.free(g, slots)
+            self.residency.unhold(lease.path)
+            del self._leases[lease.serial]
             lease.end()
 
     def observe_prefill(self, tokens: int, seconds: float) -> None:
@@ -366,11 +360,6 @@ class Cache:
         self._audit.mend()  # a step comes next
         if not landed and self.transfers.tickets:
             time.sleep(0)  # lets the lanes' threads run
-
-    def _lose(self, lease: Lease) -> None:
-        """Its bookkeeping raised InvariantError: it is released."""
-        self._leases.pop(lease.serial, None)
-        lease.end()
 
     # --- small things
 

@@ -71,13 +71,17 @@ class Prefetcher:
         path = self._tree.match(root, raw)
         memory = self._in_memory(path, pages)
         prefetch = Prefetch(root, raw, memory, reach=memory.usable())
-        self._open[prefetch.serial] = prefetch
         prefetch.gain = (pages - prefetch.reach) * self._page_tokens
         if self._short(prefetch.gain) or not self._transfers.storage.usable:
             prefetch.phase = Phase.WAITING
             self._try(prefetch, path[: prefetch.reach])
-            return prefetch
-        known = self._table.keys(path)
+        else:
+            self._ask(prefetch, path, memory)
+        self._open[prefetch.serial] = prefetch
+        return prefetch
+
+    def _ask(self, prefetch: Prefetch, path: Ids, memory: Presence) -> None:
+        known, raw, root = self._table.keys(path), prefetch.raw, prefetch.root
         rest = memoryview(raw)[len(path) * self._tree.page_bytes :]
         prefetch.keys = known + chain_keys(known[-1] if known else root, rest, self._page_tokens)
         names = self._transfers.storage.names
@@ -89,7 +93,6 @@ class Prefetcher:
                 prefetch.reach = lookup.found.usable()
 
         self._transfers.ask(Lookup(prefetch.names, memory, answered))
-        return prefetch
 
     # --- how long a request waits
 
@@ -134,12 +137,11 @@ class Prefetcher:
 
     def close(self, prefetch: Prefetch) -> None:
         """The request was admitted or is gone. Idempotent; reads under way land for others."""
-        if prefetch.phase is Phase.CLOSED:
+        if self._open.pop(prefetch.serial, None) is None:
             return
         if prefetch.waits:
             self._leave(prefetch)
         prefetch.phase = Phase.CLOSED
-        del self._open[prefetch.serial]
         for group, pages in prefetch.pinned:
             self._host.unpin(group, pages)
             self._share.give_back(group, pages)
@@ -148,11 +150,13 @@ class Prefetcher:
     # --- what is read
 
     def _try(self, prefetch: Prefetch, path: Ids) -> None:
-        """Start reading; if bookkeeping breaks on the way, the request does not wait for it."""
+        """Start reading; if anything breaks on the way, the request does not wait for the rest."""
         with self._audit.guard(path):
-            self._start(prefetch, path)
-            return
-        prefetch.phase = Phase.DONE
+            try:
+                self._start(prefetch, path)
+            except BaseException:
+                prefetch.phase = Phase.DONE
+                raise
 
     def _start(self, prefetch: Prefetch, path: Ids) -> None:
         """Read what ``[0, reach)`` lacks in memory, as soon as the host has room for it. Of what is

@@ -63,8 +63,8 @@ class Touches:
         for key in keys:
             del self._merged[key]
         if keys:
-            self._asking = True
             self._transfers.ask(_Touch(keys, self))
+            self._asking = True
 
     def _merge(self) -> None:
         """Records of all hits, each once, where its newest hit puts it: ancestors are newer than
