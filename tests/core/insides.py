@@ -159,9 +159,14 @@ class Insides:
 
     # --- what breaks
 
+    @property
+    def audit(self):
+        """Mends the books."""
+        return self.cache._audit
+
     def stumble(self, error: Exception) -> None:
         """Somebody notices that the books are wrong."""
-        with self.cache._audit.guard():
+        with self.audit.guard():
             raise error
 
     # --- what operators and other requests do
