@@ -14,7 +14,9 @@ import numpy as np
 import kvkeep.core.victims
 from kvkeep.core.cache import Cache
 from kvkeep.core.lease import Lease
-from kvkeep.schema import Ids, Key, Slots
+from kvkeep.core.speed import Speed
+from kvkeep.core.ticket import READ, Ticket
+from kvkeep.schema import Ids, Key, Residence, Slots
 from kvkeep.testing.fakes import Switch
 
 SELECT = kvkeep.core.victims._SELECT
@@ -175,3 +177,49 @@ class Insides:
         """Drop up to ``count`` pages of a group from a tier; which."""
         residency = self.cache.residency
         return residency.evict((residency.device, residency.host)[tier], g, count)
+
+    def pin_host(self, g: int) -> None:
+        """Somebody uses all that the host has of a group."""
+        host = self.cache.residency.host
+        host.pin(g, np.flatnonzero(self.state[1, g] == Residence.LIVE))
+
+    def flush(self) -> None:
+        """As :meth:`Cache.drain` begins."""
+        self.cache._backup.flush()
+
+    # --- what waits, and how much there is
+
+    def unsaved(self, g: int) -> list[Ids]:
+        """Entries of the line to the host, in order; the list itself."""
+        return self.cache._backup.lines[0].entries[g]
+
+    def unwritten(self, g: int) -> list[Ids]:
+        """Entries of the line to storage, in order; the list itself."""
+        return self.cache._backup.lines[1].entries[g]
+
+    @property
+    def stored(self) -> np.ndarray:
+        """``[groups, pages]``: storage is known to have it."""
+        return self.table.stored
+
+    @property
+    def leases(self) -> int:
+        """Leases that are not released."""
+        return len(self.cache._leases)
+
+    def free(self, tier: int, g: int) -> int:
+        """Slots that nobody has."""
+        return self.cache.residency.tiers[tier].free_slots(g)
+
+    def available(self, tier: int, g: int) -> int:
+        """Slots that are free, or that evicting all that is idle would free."""
+        return self.cache.residency.tiers[tier].available(g)
+
+    def reading(self) -> list[Ticket]:
+        """Reads under way, in order."""
+        return [ticket for ticket in self.cache.transfers.tickets if ticket.route is READ]
+
+    def speed(self, lane: str) -> Speed:
+        """What is measured of "load" or "read", in bytes."""
+        speeds = {route.name: speed for route, speed in self.cache.transfers.speeds.items()}
+        return speeds[lane]

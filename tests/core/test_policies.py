@@ -11,6 +11,7 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
+from insides import Insides
 from request import Request
 from schemas import FIVE, FOUR, LIVE, TWO, WRITING, P, group
 from walks import STEPS, one
@@ -69,10 +70,10 @@ class Granted:
     """Whether a lease was granted since."""
 
     def __init__(self, cache: Cache) -> None:
-        self.cache, self.before = cache, len(cache._leases)
+        self.cache, self.before = cache, Insides(cache).leases
 
     def __bool__(self) -> bool:
-        return len(self.cache._leases) > self.before
+        return Insides(self.cache).leases > self.before
 
     def __rand__(self, other: object) -> Granted:
         return self
@@ -104,7 +105,7 @@ def pages(w: World, tier: int, request: Request, state: Residence = LIVE) -> lis
     return [
         i
         for i, page in enumerate(path)
-        if page is not None and w.table.state[tier, 0, page] == state
+        if page is not None and w.inside.state[tier, 0, page] == state
     ]
 
 
@@ -141,7 +142,7 @@ EITHER = pytest.mark.parametrize(
 
 def in_line(w: World) -> int:
     """Pages that wait for storage, of the first group."""
-    return sum(map(len, w.cache._backup._unwritten[0]))
+    return sum(map(len, w.inside.unwritten(0)))
 
 
 def begin_to_write(w: World, tokens: Sequence[int]) -> None:
@@ -158,11 +159,11 @@ def test_what_waits_for_storage_waits_while_it_is_out() -> None:
     w.outage(True)
     serve(w, A)
     assert in_line(w) == 3
-    assert not w.table.pins.any(), "it may still be evicted"
+    assert not w.inside.pins.any(), "it may still be evicted"
     assert w.cache.idle, "nobody is kept busy by what cannot go on"
-    line = w.cache._backup._unwritten[0]
+    line = w.inside.unwritten(0)
     w.tick()
-    assert w.cache._backup._unwritten[0] is line, "it is not looked through in vain"
+    assert w.inside.unwritten(0) is line, "it is not looked through in vain"
     assert w.cache.figures()["transfers_pending"] == 0
     w.outage(False)
     assert not w.cache.idle
@@ -203,7 +204,7 @@ def test_what_could_not_be_written_when_storage_went_out_is_first_in_line() -> N
     w.tick()
     w.check()
     assert in_line(w) == 6
-    assert not w.table.pins[1].any()
+    assert not w.inside.pins[1].any()
     w.outage(False)
     w.tick()
     w.step("write")  # as much as half of the host
@@ -230,7 +231,7 @@ def test_what_storage_lacks_is_written_when_it_is_hit(policy: Policy) -> None:
     serve(w, A)
     serve(w, A)
     w.store.records.clear()
-    w.table.stored[:] = False  # as if that had failed
+    w.inside.stored[:] = False  # as if that had failed
 
     def hit() -> int:
         request = w.arrive(A, ask=False)
@@ -251,9 +252,9 @@ def test_what_storage_lacks_is_written_when_it_is_hit(policy: Policy) -> None:
 def test_under_write_back_a_hit_writes_nothing() -> None:
     w = world_of(BACK, ONE, [4], [4])
     serve(w, A)
-    w.cache.residency.make_room(w.cache.residency.device, 0, 4)
+    w.cache.make_room([4])
     w.settle()
-    w.table.stored[:] = False
+    w.inside.stored[:] = False
     assert w.admit(w.arrive(A, ask=False), 0)
     assert in_line(w) == 0
 
@@ -278,13 +279,13 @@ def compute(cache: Cache) -> None:
 def test_a_line_is_not_looked_through_in_vain() -> None:
     w = world_of(Policy(), ONE, [8], [4])
     serve(w, [0] * 9)
-    w.cache.residency.host.pin(0, np.flatnonzero(w.table.state[1, 0] == LIVE))
+    w.inside.pin_host(0)
     request = w.arrive(A, ask=False)
     assert w.admit(request, 7)
     w.run(request, 7)
-    line = w.cache._backup._unsaved[0]
+    line = w.inside.unsaved(0)
     w.tick()
-    assert w.cache._backup._unsaved[0] is line
+    assert w.inside.unsaved(0) is line
     assert len(line) == 1
 
 
@@ -307,7 +308,8 @@ def test_a_drain_has_storage_tried_twice(write: str, out: bool, left: int, lands
     store = Failing()
     store.left = left
     cache = Cache(ONE, [8], [8], store, Policy(write=write), TruthMedia([8], [8]))
-    breaker = cache.transfers.breaker = Breaker(failures=1, wait=0.05)
+    breaker = Breaker(failures=1, wait=0.05)
+    Insides(cache).switch_breaker(breaker)
     if out:
         breaker._wait = 60.0
         breaker.failure()
@@ -342,7 +344,7 @@ def test_write_back_saves_what_the_device_evicts() -> None:
 def test_a_hit_promotes_and_gives_the_host_slot_back() -> None:
     w = world_of(BACK, ONE, [4], [4])
     first = serve(w, A)
-    w.cache.residency.make_room(w.cache.residency.device, 0, 4)
+    w.cache.make_room([4])
     w.settle()
     assert (pages(w, 0, first), pages(w, 1, first)) == ([], [0, 1, 2])
     serve(w, A)
@@ -352,7 +354,7 @@ def test_a_hit_promotes_and_gives_the_host_slot_back() -> None:
 def test_what_is_hit_while_it_leaves_stays() -> None:
     w = world_of(BACK, ONE, [4], [4])
     first = serve(w, A)
-    w.cache.residency.make_room(w.cache.residency.device, 0, 4)
+    w.cache.make_room([4])
     again = w.arrive(A, ask=False)
     assert w.admit(again, 0)
     w.settle()
@@ -372,7 +374,7 @@ def test_nothing_is_demoted_twice_for_the_same_room() -> None:
 def test_where_the_host_lacks_room_ancestors_come_first() -> None:
     w = world_of(BACK, ONE, [4], [2])
     first = serve(w, A)
-    w.cache.residency.make_room(w.cache.residency.device, 0, 4)
+    w.cache.make_room([4])
     w.settle()
     assert (pages(w, 0, first), pages(w, 1, first)) == ([], [0, 1])
     assert w.cache.counts["unsaved_pages_total"] == 1
@@ -381,15 +383,15 @@ def test_where_the_host_lacks_room_ancestors_come_first() -> None:
 def test_without_a_host_what_leaves_is_lost() -> None:
     w = world_of(BACK, ONE, [4], [0])
     first = serve(w, A)
-    w.cache.residency.make_room(w.cache.residency.device, 0, 4)
+    w.cache.make_room([4])
     assert pages(w, 0, first) == []
     assert w.cache.counts["unsaved_pages_total"] == 3
-    assert w.cache.residency.device.free_slots(0) == 4
+    assert w.inside.free(0, 0) == 4
     w.check()
 
 
 def fail_to_leave(w: World) -> None:
-    w.cache.residency.make_room(w.cache.residency.device, 0, 4)
+    w.cache.make_room([4])
     w.step("save", fault="raise")
     w.tick()
     w.check()
@@ -400,7 +402,7 @@ def test_what_could_not_be_copied_stays_and_is_copied_again() -> None:
     first = serve(w, A)
     fail_to_leave(w)
     assert (pages(w, 0, first), pages(w, 1, first)) == ([0, 1, 2], [])
-    w.cache.residency.make_room(w.cache.residency.device, 0, 4)
+    w.cache.make_room([4])
     w.settle()
     assert (pages(w, 0, first), pages(w, 1, first)) == ([], [0, 1, 2])
     assert w.cache.counts["unsaved_pages_total"] == 0
@@ -412,10 +414,10 @@ def test_a_copy_engine_that_keeps_failing_does_not_keep_the_device_full() -> Non
     for _ in range(3):
         fail_to_leave(w)
         assert pages(w, 0, first) == [0, 1, 2]
-    w.cache.residency.make_room(w.cache.residency.device, 0, 4)
+    w.cache.make_room([4])
     assert (pages(w, 0, first), pages(w, 1, first)) == ([], [])
     assert w.cache.counts["unsaved_pages_total"] == 3
-    assert w.cache.residency.device.free_slots(0) == 4
+    assert w.inside.free(0, 0) == 4
     w.check()
 
 
@@ -465,7 +467,7 @@ def test_a_drain_leaves_nothing_on_the_device_alone(host: int) -> None:
 def test_a_drain_writes_ancestors_first() -> None:
     w = world_of(BACK, ONE, [8], [1])
     serve(w, A)
-    w.cache._backup.flush()
+    w.inside.flush()
     for _ in range(2):  # saved, then written
         w.tick()
         w.step("save")
@@ -513,7 +515,7 @@ def test_what_is_there_at_a_close_under_write_back_is_found_by_the_next() -> Non
 
 def flush(w: World) -> None:
     """As :meth:`Cache.drain` does, with lanes that are stepped by hand."""
-    w.cache._backup.flush()
+    w.inside.flush()
     for _ in range(50):
         w.settle()
     assert w.cache.idle
@@ -547,10 +549,11 @@ def walk(name: str, seed: int, steps: int = 150) -> Counter[str]:
     w = world_of(*WALKS[name])
     for step in rng.choices(list(MIX), list(MIX.values()), k=steps):
         if step == "demote":  # as requests do, but more often
-            device = w.cache.residency.device
-            w.cache.residency.make_room(device, rng.choice(w.groups), rng.randrange(1, 6))
+            g, count = rng.choice(w.groups), rng.randrange(1, 6)
+            count = min(count, w.inside.available(0, g))  # more than there can be frees nothing
+            w.cache.make_room([count if g == other else 0 for other in w.groups])
         elif step == "flush":
-            w.cache._backup.flush()
+            w.inside.flush()
         else:
             one(w, step, rng)
         w.check()
@@ -574,7 +577,7 @@ def order_of(w: World, requests: Sequence[Request]) -> list[tuple[int, int]]:
     """All pages in the order in which the device evicts them: (request, page)."""
     tree, gone = w.tree(), []
     names = {tree[r.path(i)]: (n, i) for n, r in enumerate(requests) for i in range(3)}
-    while len(found := w.cache.residency.evict(w.cache.residency.device, 0, 1)):
+    while len(found := w.inside.evict(0, 0, 1)):
         gone.append(names[int(found[0])])
     return gone
 

@@ -16,7 +16,6 @@ from kvkeep.core import prefetch as prefetch_room
 from kvkeep.core import speed as speed_room
 from kvkeep.core.policy import Policy
 from kvkeep.core.speed import Speed
-from kvkeep.core.transfer import LOAD, READ
 from kvkeep.schema import ConfigError
 
 RECORD = TWO.groups[0].record_bytes
@@ -35,12 +34,12 @@ def stored(policy: Policy | None = None, prompts=(A,), min_tokens: int = 0) -> P
     return w
 
 
-def measured(w: PolicyWorld, kind: str, prompt: float, moved: float | None = None) -> None:
+def measured(w: PolicyWorld, lane: str, prompt: float, moved: float | None = None) -> None:
     """What 6 tokens take to compute, and 6 records to move, in seconds. Real lanes take no time,
     so what they measure tells little beside this."""
     w.cache.observe_prefill(6, prompt)
     if moved is not None:
-        w.cache.transfers.speeds[kind].observe(6 * RECORD, moved)
+        w.inside.speed(lane).observe(6 * RECORD, moved)
 
 
 def answered(w: PolicyWorld, tokens=A) -> Request:
@@ -53,8 +52,7 @@ def answered(w: PolicyWorld, tokens=A) -> Request:
 
 def reading(w: PolicyWorld) -> int:
     """Records that are being read."""
-    tickets = [t for t in w.cache.transfers.pending if t.kind == READ]
-    return sum(len(move.pages) for ticket in tickets for move in ticket.moves)
+    return sum(len(move.pages) for ticket in w.inside.reading() for move in ticket.moves)
 
 
 # --- short
@@ -65,7 +63,7 @@ def test_a_short_prompt_is_not_asked_for(least: int, read: bool) -> None:
     w = stored(min_tokens=least)
     request = w.arrive(A)
     assert bool(w.lanes["read"].queue) == read
-    assert request.prefetch.done != read
+    assert request.prefetch.waits == read
     w.settle()
     assert pages(w, 1, request) == ([0, 1, 2] if read else [])
 
@@ -103,9 +101,9 @@ def test_the_minimum_is_checked() -> None:
 ])  # fmt: skip
 def test_what_computes_faster_is_not_read(seconds, policy: str, read: bool) -> None:
     w = stored(Policy(recompute=policy))
-    measured(w, READ, 60.0, seconds)
+    measured(w, "read", 60.0, seconds)
     request = answered(w)
-    assert request.prefetch.done != read
+    assert request.prefetch.waits == read
     assert reading(w) == (6 if read else 0)
     assert w.cache.counts[SLOW] == (0 if read else 6)
     w.settle()
@@ -115,26 +113,26 @@ def test_what_computes_faster_is_not_read(seconds, policy: str, read: bool) -> N
 
 def test_nothing_is_compared_before_a_prompt_was_computed() -> None:
     w = stored()
-    w.cache.transfers.speeds[READ].observe(1, 1e9)
-    assert not answered(w).prefetch.done
+    w.inside.speed("read").observe(1, 1e9)
+    assert answered(w).prefetch.waits
 
 
 def test_what_waits_before_it_counts() -> None:
     w = stored(prompts=(A, B))
-    measured(w, READ, 60.0, 50.0)
+    measured(w, "read", 60.0, 50.0)
     first, second = answered(w), answered(w, B)
-    assert not first.prefetch.done
-    assert second.prefetch.done
+    assert first.prefetch.waits
+    assert not second.prefetch.waits
     assert reading(w) == 6
 
 
 def test_a_read_that_turns_slow_is_given_up() -> None:
     w = stored()
-    measured(w, READ, 60.0)
+    measured(w, "read", 60.0)
     request = answered(w)
     (ticket,) = w.lanes["read"].queue
     assert not w.cache.ready(request.prefetch)
-    measured(w, READ, 60.0, 70.0)
+    measured(w, "read", 60.0, 70.0)
     w.tick()
     assert w.cache.ready(request.prefetch)
     assert ticket.abandoned
@@ -148,7 +146,7 @@ def test_a_read_that_turns_slow_is_given_up() -> None:
 def test_who_gave_up_does_not_wait_for_another_of_its_reads() -> None:
     w = stored()
     first, second = answered(w, A[:5]), answered(w)  # one page more
-    measured(w, READ, 60.0, 600.0)
+    measured(w, "read", 60.0, 600.0)
     w.tick()
     assert w.cache.ready(first.prefetch)
     assert w.cache.ready(second.prefetch)
@@ -161,9 +159,9 @@ def test_who_gave_up_does_not_wait_for_another_of_its_reads() -> None:
 
 def test_whoever_is_read_first_does_not_wait_for_the_rest() -> None:
     w = stored(prompts=(A, B))
-    measured(w, READ, 60.0)
+    measured(w, "read", 60.0)
     first, second = answered(w), answered(w, B)
-    measured(w, READ, 60.0, 50.0)
+    measured(w, "read", 60.0, 50.0)
     w.tick()
     assert not w.cache.ready(first.prefetch)
     assert w.cache.ready(second.prefetch)
@@ -174,7 +172,7 @@ def test_a_read_goes_on_while_anybody_waits() -> None:
     first, second = answered(w), w.arrive([*A[:4], 9])
     (ticket,) = w.lanes["read"].queue
     w.cache.observe_prefill(1, 10.0)
-    w.cache.transfers.speeds[READ].observe(6 * RECORD, 50.0)  # of 4 tokens to gain, or 6
+    w.inside.speed("read").observe(6 * RECORD, 50.0)  # of 4 tokens to gain, or 6
     w.tick()
     assert w.cache.ready(second.prefetch)
     assert not w.cache.ready(first.prefetch)
@@ -186,12 +184,12 @@ def test_what_was_given_up_is_read_again_for_who_comes_later() -> None:
     w = stored()
     answered(w)
     (ticket,) = w.lanes["read"].queue
-    measured(w, READ, 60.0, 70.0)
+    measured(w, "read", 60.0, 70.0)
     w.tick()
     assert ticket.abandoned
-    w.cache.transfers.speeds[READ].observe(1e9 * RECORD, 1.0)
+    w.inside.speed("read").observe(1e9 * RECORD, 1.0)
     later = w.arrive(A)
-    assert not later.prefetch.done
+    assert later.prefetch.waits
     w.settle()
     assert w.admit(later)
     assert later.lease.pages == 3
@@ -200,7 +198,7 @@ def test_what_was_given_up_is_read_again_for_who_comes_later() -> None:
 
 def test_a_question_that_takes_long_is_not_waited_for() -> None:
     w = stored()
-    measured(w, READ, 60.0)
+    measured(w, "read", 60.0)
     request = w.arrive(A)
     w.tick()
     assert not w.cache.ready(request.prefetch)
@@ -217,7 +215,7 @@ def test_a_slow_store_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Now and then a little is read, and nobody waits for it."""
     monkeypatch.setattr(prefetch_room, "_TRIAL_BYTES", 4 * RECORD)
     w = stored()
-    measured(w, READ, 60.0, 70.0)
+    measured(w, "read", 60.0, 70.0)
     monkeypatch.setattr(speed_room, "_RETRY_SECONDS", 0.0)
     request = answered(w)
     assert w.cache.ready(request.prefetch)
@@ -238,12 +236,12 @@ def test_a_load_that_finds_no_room_is_no_try(monkeypatch: pytest.MonkeyPatch) ->
     w = world_of(Policy(), TWO, [8, 8], [8, 8])
     serve(w, A)
     w.empty(0)
-    measured(w, LOAD, 60.0, 70.0)
+    measured(w, "load", 60.0, 70.0)
     monkeypatch.setattr(speed_room, "_RETRY_SECONDS", -1.0)
     others = w.cache.admit(np.array(B, np.int32), chunk=len(B))
     w.cache.grow(others, 16)
     assert w.cache.admit(np.array(A, np.int32), chunk=7) is None
-    assert w.cache.transfers.speeds[LOAD].stale
+    assert w.inside.speed("load").stale
     w.cache.release(others)
 
 
@@ -252,7 +250,7 @@ def test_what_computes_faster_is_not_loaded(seconds: float, loads: bool) -> None
     w = world_of(Policy(), TWO, [8, 8], [8, 8])
     serve(w, A)
     w.empty(0)
-    measured(w, LOAD, 60.0, seconds)
+    measured(w, "load", 60.0, seconds)
     lease = w.cache.admit(np.array(A, np.int32), chunk=7)
     assert lease.pages == (3 if loads else 0)
     assert lease.ready != loads
@@ -266,7 +264,7 @@ def test_what_is_on_the_device_is_used_all_the_same() -> None:
     w = world_of(Policy(), TWO, [8, 8], [8, 8])
     serve(w, A)
     w.evict(0, 0, 1)
-    measured(w, LOAD, 60.0, 1e6)
+    measured(w, "load", 60.0, 1e6)
     lease = w.cache.admit(np.array(A, np.int32))
     assert (lease.pages, lease.ready, lease.explanation.skipped) == (2, True, 2)
 
@@ -275,7 +273,7 @@ def test_a_slow_load_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     w = world_of(Policy(), TWO, [8, 8], [8, 8])
     serve(w, A)
     w.empty(0)
-    measured(w, LOAD, 60.0, 70.0)
+    measured(w, "load", 60.0, 70.0)
     monkeypatch.setattr(speed_room, "_RETRY_SECONDS", 0.0)
     assert w.cache.admit(np.array(A, np.int32)).pages == 3
 
@@ -292,8 +290,8 @@ def test_random_walks() -> None:
         mix = STEPS | {"restart": 2, "arrive": 7, "run": 10, "speed": 4}
         for step in rng.choices(list(mix), list(mix.values()), k=200):
             if step == "speed":
-                measured(w, READ, 1.0, rng.choice([1e-3, 1.0, 1e3]))
-                w.cache.transfers.speeds[READ]._tried -= rng.choice([0.0, 100.0])
+                measured(w, "read", 1.0, rng.choice([1e-3, 1.0, 1e3]))
+                w.inside.speed("read")._tried -= rng.choice([0.0, 100.0])
             else:
                 happened["skipped"] += w.cache.counts.pop(SLOW, 0)
                 one(w, step, rng)

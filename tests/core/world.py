@@ -31,7 +31,7 @@ class World(Stage):
         self.vital = [grp.required and grp.tail is None for grp in schema.groups]
         self.names: dict[bytes, Path] = {}  # chained key -> the page it must belong to
         self.keys: dict[Path, bytes] = {}  # the same, turned round
-        self.roots = {root("last"): "last"}  # key of a namespace -> its name
+        self.roots = {root(name): name for name in ("", "last")}  # key of a namespace -> its name
         super().__init__(schema, device, host, missing, select, every)
 
     # --- what may happen
