@@ -106,9 +106,9 @@ class Storage:
             self._calling[verb] = time.monotonic()
             try:
                 answer = call(store, keys[part], bodies[part])
-                self.breaker.success()
                 if answer is not None:
-                    flags[part] = answer
+                    flags[part] = np.reshape(answer, len(keys[part]))  # no flag counts twice
+                self.breaker.success()
             except BaseException as error:  # also what is no Exception, as pyo3's PanicException
                 log.warning("storage %s failed: %r", verb, error)
                 self._faults[verb] += 1
