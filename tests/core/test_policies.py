@@ -564,7 +564,7 @@ def walk(name: str, seed: int, steps: int = 150) -> Counter[str]:
 @pytest.mark.parametrize("name", WALKS)
 def test_random_walks(name: str) -> None:
     happened: Counter[str] = Counter()
-    for seed in range(8):
+    for seed in range(12):
         happened += walk(name, seed)
     for event in ("save lands", "hit", "committed", "evicted"):
         assert happened[event], event

@@ -1,0 +1,103 @@
+"""Transfers on real threads, over media of meanings: for tests of lanes and of the store's calls."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+import numpy as np
+from schemas import TWO
+
+from kvkeep.core.lookup import Lookup
+from kvkeep.core.presence import HitRule, Presence
+from kvkeep.core.ticket import Job, Move, Route, Ticket
+from kvkeep.core.transfer import Transfers
+from kvkeep.schema import Key, Schema
+from kvkeep.testing.fakes import DictStore, TruthMedia
+
+
+def ids(*values: int) -> np.ndarray:
+    return np.array(values, np.int32)
+
+
+def nothing(job: Job) -> None:
+    """What a test does with an outcome that it reads itself."""
+
+
+def until(happened: Callable[[], bool], seconds: float = 5.0) -> None:
+    """Wait for another thread, but not forever."""
+    end = time.monotonic() + seconds
+    while not happened():
+        assert time.monotonic() < end, "it never happened"
+        time.sleep(0.001)
+
+
+class Gate(DictStore):
+    """A store whose calls wait at a gate, and which counts them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open = threading.Event()
+        self.calls: list[int] = []
+
+    def _works(self, count: int) -> list[bool]:
+        self.calls.append(count)
+        assert self.open.wait(10)
+        return super()._works(count)
+
+    def touch(self, keys) -> None:
+        self._works(len(keys))
+        super().touch(keys)
+
+
+class Bench:
+    """Transfers over a medium of meanings, on real threads."""
+
+    def __init__(self, store=None, stall: float = 60.0, schema: Schema = TWO) -> None:
+        self.media = TruthMedia([600, 600], [600, 600])
+        self.store = DictStore() if store is None else store
+        self.schema = schema
+        self.transfers = Transfers(schema, self.media, self.store, stall_seconds=stall)
+        self.back: list[Job] = []
+
+    def landed(self, count: int) -> list:
+        """The next ``count`` jobs to come back."""
+
+        def enough() -> bool:
+            self.back += self.transfers.landed()
+            return len(self.back) >= count
+
+        until(enough)
+        taken, self.back = self.back[:count], self.back[count:]
+        return taken
+
+    def names(self, group: int, *pages: int) -> list[Key]:
+        """What storage calls these pages."""
+        return self.transfers.storage.names(group, self.keys(*pages))
+
+    def keys(self, *pages: int) -> list[bytes]:
+        """Chained keys of these pages."""
+        return [bytes([i % 251, i // 251]) * 16 for i in pages]
+
+    def move(self, group: int, *slots: int) -> Move:
+        """Pages that are in slots of their own number, on every side."""
+        return Move(group, ids(*slots), self.names(group, *slots), ids(*slots), ids(*slots))
+
+    def submit(self, route: Route, *moves: Move) -> Ticket:
+        ticket = Ticket(route, list(moves), nothing)
+        self.transfers.submit(ticket)
+        return ticket
+
+    def lookup(self, *memory: list[bool]) -> Lookup:
+        """A question about the first pages; by group, which of them memory has."""
+        names = [self.names(g, *range(len(has))) for g, has in enumerate(memory)]
+        rule = HitRule(self.schema.groups, strict=True)
+        lookup = Lookup(names, Presence(rule, np.array(memory, bool)), nothing)
+        self.transfers.ask(lookup)
+        return lookup
+
+    def close(self) -> None:
+        if isinstance(self.store, Gate):
+            self.store.open.set()
+        self.transfers.close()
