@@ -358,7 +358,7 @@ class Cache:
         with self._audit.guard():
             self._backup.advance()
         self._audit.mend()  # a step comes next
-        if not landed and self.transfers.tickets:
+        if not landed and not self.transfers.idle:
             time.sleep(0)  # lets the lanes' threads run
 
     # --- small things
