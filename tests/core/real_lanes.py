@@ -1,4 +1,4 @@
-"""Transfers on real threads, over media of meanings: for tests of lanes and of the store's calls."""
+"""Transfers on real threads, over media of meanings: for tests of lanes and of store calls."""
 
 from __future__ import annotations
 
