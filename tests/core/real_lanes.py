@@ -25,7 +25,7 @@ def nothing(job: Job) -> None:
     """What a test does with an outcome that it reads itself."""
 
 
-def until(happened: Callable[[], bool], seconds: float = 5.0) -> None:
+def until(happened: Callable[[], bool], seconds: float = 60.0) -> None:
     """Wait for another thread, but not forever."""
     end = time.monotonic() + seconds
     while not happened():
@@ -40,10 +40,13 @@ class Gate(DictStore):
         super().__init__()
         self.open = threading.Event()
         self.calls: list[int] = []
+        self.inside = 0
 
     def _works(self, count: int) -> list[bool]:
         self.calls.append(count)
-        assert self.open.wait(10)
+        self.inside += 1
+        assert self.open.wait(60)
+        self.inside -= 1
         return super()._works(count)
 
     def touch(self, keys) -> None:

@@ -21,12 +21,12 @@ def test_withdrawn_tickets_have_not_begun() -> None:
 
     def work(batch) -> None:
         begun.set()
-        assert go.wait(10)
+        assert go.wait(60)
 
     lane = ThreadLane("test", work, reported.append)
     first, second = Ticket(SAVE, [], nothing), Ticket(SAVE, [], nothing)
     lane.submit(first)
-    assert begun.wait(10)
+    assert begun.wait(60)
     lane.submit(second)
     assert lane.withdraw() == [second]
     go.set()
@@ -42,11 +42,11 @@ def test_a_lane_of_storage_takes_one_ticket_at_a_time(route: Route, together: li
     def work(batch) -> None:
         batches.append(len(batch))
         begun.set()
-        assert go.wait(10)
+        assert go.wait(60)
 
     lane = ThreadLane(route.name, work, lambda ticket: None)
     lane.submit(Ticket(route, [], nothing))
-    assert begun.wait(10)
+    assert begun.wait(60)
     lane.submit(Ticket(route, [], nothing))
     lane.submit(Ticket(route, [], nothing))
     go.set()
@@ -163,6 +163,6 @@ def test_a_listener_that_exits_leaves_a_request_be() -> None:
             until(lambda lease=lease: (cache.tick(), lease.ready)[1])
             assert lease.pages == 3, "it was loaded"
             cache.release(lease)
-            assert heard.acquire(timeout=10)
+            assert heard.acquire(timeout=60)
             cache.evict("device")
             cache.evict("host")

@@ -182,7 +182,7 @@ def test_a_write_does_not_wait_for_touches() -> None:
         assert store.gate.calls == [6], "still the first call"
         assert c.transfers.inquiries == 1
         store.gate.open.set()
-        assert c.drain(10.0)
+        assert c.drain(60.0)
     assert len(store.gate.calls) > 1
 
 

@@ -1,12 +1,13 @@
 """Transfers, on real threads."""
 
 import threading
-import time
+from types import SimpleNamespace
 
 import pytest
 from real_lanes import Gate, until
 from schemas import TWO
 
+from kvkeep.core import lane_work
 from kvkeep.core.ticket import LOAD, READ, SAVE, WRITE, Route
 from kvkeep.core.touches import Touches
 from kvkeep.schema import Closed
@@ -58,11 +59,11 @@ def test_who_listens_hears_of_every_ticket_that_comes_back(bench, route: Route) 
     b, heard = bench(), threading.Semaphore(0)
     b.transfers.listen(heard.release)
     b.submit(route, b.move(0, 1))
-    assert heard.acquire(timeout=10)
+    assert heard.acquire(timeout=20)
     assert len(list(b.transfers.landed())) == 1
     b.transfers.storage.breaker.failure(trip=True)
     b.submit(route, b.move(0, 2))  # storage is not asked now, and its ticket comes back at once
-    assert heard.acquire(timeout=10)
+    assert heard.acquire(timeout=20)
 
 
 def fails() -> None:
@@ -167,7 +168,7 @@ def test_what_a_device_does_first_is_no_part_of_how_fast_it_loads(bench, monkeyp
     def load(copies, after, reached) -> None:
         clock[0] += 1.0
 
-    monkeypatch.setattr(transfer, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr(lane_work, "time", SimpleNamespace(monotonic=lambda: clock[0]))
     b.media.mark, b.media.load = Busy, load
     b.submit(LOAD, b.move(0, 1))
     b.landed(1)
