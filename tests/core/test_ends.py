@@ -140,7 +140,6 @@ def test_a_process_exits_without_close() -> None:
         assert done.stderr == ""
 
 
-@pytest.mark.xfail(strict=True, reason="FileStore asks a thread pool, which refuses at exit")
 def test_a_cache_is_closed_at_exit(tmp_path: Path) -> None:
     """What it has not stored by then, 4 MiB and more in one write, is stored."""
     script = """

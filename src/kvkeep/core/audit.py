@@ -90,12 +90,14 @@ class Audit:
     def guard(self, *pages: Ids, lease: Lease | None = None) -> Guard:
         """Contain an InvariantError of the block: ``pages`` are dropped in :meth:`mend`, and what
         follows the block runs. Anything else that interrupts it goes on up, and the books are
-        mended before they are used again. Either way, ``lease`` is half changed: it is lost."""
+        mended before they are used again. Either way, ``lease`` is half changed: it is lost, and
+        its pages are dropped."""
         return Guard(self, pages, lease)
 
     def broke(self, error: BaseException, pages: Sequence[Ids], lease: Lease | None) -> bool:
         """The books are not to be trusted; whether the error is contained."""
         if lease is not None:
+            pages = (lease.path,)
             self._leases.pop(lease.serial, None)
             lease.end()
         contained = isinstance(error, InvariantError)

@@ -200,7 +200,7 @@ class Cache:
             ends = sorted({len(raw) // self._tree.page_bytes, len(known)})
             lease.cuts = [n * self.schema.page_tokens for n in ends if n > pages]
             lease.lasting = frozenset(lease.cuts)
-        with self._audit.guard(path, lease=lease):
+        with self._audit.guard(lease=lease):
             fresh = self._pages(min(len(run), pages * self.schema.page_tokens + chunk)) - pages
             self._slots.plan_cuts(lease, pages, pages + fresh)
             self._table.hold(path)
@@ -278,7 +278,7 @@ class Cache:
         count = self._pages(tokens) - lease.capacity
         if lease.released or count <= 0:
             return not lease.released
-        with self._audit.guard(lease.path, lease=lease):
+        with self._audit.guard(lease=lease):
             self._slots.plan_cuts(lease, lease.capacity, lease.capacity + count)
             needs = [0 if group.working else count for group in self.schema.groups]
             if not self._backup.make_room(needs):
@@ -312,7 +312,7 @@ class Cache:
         if lease.detached:
             return
         raw = run[first * size : last * size].view(np.uint8).data
-        with self._audit.guard(lease.path, lease=lease):
+        with self._audit.guard(lease=lease):
             lease.path = self.residency.extend(lease.root, lease.path, raw)
             self._table.hold(lease.path[first:])
             self.residency.stamp(lease.path)
@@ -329,7 +329,7 @@ class Cache:
             return
         if not lease.ready:
             self._loader.count(lease)
-        with self._audit.guard(lease.path, lease=lease):
+        with self._audit.guard(lease=lease):
             self._slots.let_go(lease, 0)
             for g, slots in enumerate(lease.running):
                 self._device.free(g, slots)

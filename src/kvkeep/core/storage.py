@@ -73,13 +73,16 @@ class Storage:
     def write(self, keys: Sequence[Key], bodies: Sequence[memoryview]) -> NDArray[np.bool_]:
         """Write records, ancestors first in ``keys``; which of them are stored.
 
-        A store keeps the last keys longest, and pages below a gap are useless: so the ancestors are
-        written last. Nothing else reverses keys.
+        A store keeps the last keys of a call longest, and pages below a gap are useless: so each
+        call gets its ancestors last. Of all calls the first has the ancestors: it may be the only
+        one that succeeds. Nothing else reverses keys.
         """
-        flags = self._call(
-            "write", lambda store, *both: store.write(*both), keys[::-1], bodies[::-1]
+        return self._call(
+            "write",
+            lambda store, keys, bodies: store.write(keys[::-1], bodies[::-1])[::-1],
+            keys,
+            bodies,
         )
-        return flags[::-1]
 
     def hung(self) -> list[str]:
         """Verbs whose call takes longer than ``stall_seconds``; each trips the breaker."""

@@ -7,15 +7,18 @@ memory can: a second thread, the helper, takes part.
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import Executor, wait
+from concurrent.futures import Executor, Future, wait
+from functools import partial
 from itertools import groupby
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from ..schema import Key
 from .catalog import fault
 from .record import Verdict, footer_bytes, seal, verify
 from .rows import Place
 from .slab import Slab
+
+T = TypeVar("T")
 
 SEALED = 4 << 20
 """Bytes that the helper seals while as many are written; with fewer it does not pay."""
@@ -61,7 +64,7 @@ def save(records: Records, slab: Open, helper: Executor) -> Failures:
     failures, ahead = Failures(), None
     for at, part in enumerate(parts):
         footers = ahead.result() if ahead else _seal(part)
-        ahead = helper.submit(_seal, parts[at + 1]) if at + 1 < len(parts) else None
+        ahead = _help(helper, partial(_seal, parts[at + 1])) if at + 1 < len(parts) else None
         failures += _write(part, slab, footers)
     return failures
 
@@ -77,7 +80,7 @@ def load(records: Records, slab: Open, helper: Executor) -> Failures:
     def work() -> dict[int, Failures]:
         return {at: _read(parts[at], slab) for at in left}
 
-    other = helper.submit(work)
+    other = _help(helper, work)
     try:
         done = work()
     finally:  # the buffers are the caller's again when this returns
@@ -86,6 +89,17 @@ def load(records: Records, slab: Open, helper: Executor) -> Failures:
     if not other.cancelled():
         done |= other.result()
     return [failure for at in range(len(parts)) for failure in done[at]]
+
+
+def _help(helper: Executor, work: Callable[[], T]) -> Future[T]:
+    """``work()`` on the helper; here and now if the interpreter exits, when executors take
+    no more work but a cache may still be closing."""
+    try:
+        return helper.submit(work)
+    except RuntimeError:
+        done: Future[T] = Future()
+        done.set_result(work())
+        return done
 
 
 def _in_memory(records: Records, slab: Open) -> bool:
