@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 FORMAT_VERSION = 2
 """Version of keys and records. Records of another version are plain misses."""
@@ -244,3 +244,21 @@ def chain_keys(parent: bytes, raw: bytes | memoryview, page_tokens: int) -> list
         parent = link.digest()
         keys.append(parent)
     return keys
+
+
+def as_tokens(tokens: ArrayLike) -> NDArray[np.int32]:
+    """``[n]`` int32, little-endian.
+
+    Raises:
+        RequestError: they are not one row of integers in int32's range.
+    """
+    run = np.asarray(tokens)
+    if run.dtype != np.int32:
+        fits = np.iinfo(np.int32)
+        if run.dtype.kind not in "iu" or (
+            run.size and (run.min() < fits.min or run.max() > fits.max)
+        ):
+            raise RequestError(f"tokens must be integers in int32's range, not {run.dtype}")
+    if run.ndim != 1:
+        raise RequestError(f"tokens must have one dimension, not {run.ndim}")
+    return np.ascontiguousarray(run, dtype="<i4")

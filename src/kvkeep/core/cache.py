@@ -19,21 +19,22 @@ from numpy.typing import ArrayLike, NDArray
 
 from ..media.base import Media
 from ..media.memory import Memory
-from ..schema import NO_IDS, Closed, Ids, RequestError, Schema, root_key
+from ..schema import Closed, RequestError, Schema, as_tokens, root_key
 from ..stores.base import Store
+from .admission import Admission
 from .audit import Audit
 from .backup import Backup
 from .flight import Flights
 from .host_share import HostShare
 from .lanes import MakeLane, ThreadLane
-from .lease import Explanation, Lease, Prefetch
+from .lease import Lease, Prefetch
 from .loading import Loader
-from .pages import DEVICE, MANY, TIERS
+from .pages import TIERS
 from .policy import Policy
 from .prefetch import Prefetcher
 from .recompute import Recompute
 from .residency import Residency
-from .slots import DeviceSlots, Gaps, Plan
+from .slots import DeviceSlots
 from .touches import Touches
 from .transfer import Transfers
 
@@ -83,8 +84,6 @@ class Cache:
         _open.add(self.transfers)
         weakref.finalize(self, self.transfers.close, 0.0).atexit = False
         self._table, self._tree = residency.table, residency.tree
-        self._device, self._host = residency.tiers
-        self._names = tuple(group.name for group in schema.groups)
         self._leases: dict[int, Lease] = {}
         self._prefetches: dict[int, Prefetch] = {}
         self._recompute = Recompute(self.transfers, policy)
@@ -105,6 +104,18 @@ class Cache:
         shared = residency, self.transfers, flights, self._recompute, policy, self.counts
         self._prefetcher = Prefetcher(*shared, self._audit, share, self._prefetches)
         self._loader = Loader(*shared, self._slots, self._leases)
+        self._admission = Admission(
+            residency,
+            self.transfers,
+            self._slots,
+            self._backup,
+            self._prefetcher,
+            self._loader,
+            self._touches,
+            self._audit,
+            self.counts,
+            self._leases,
+        )
         self._closed = False
 
     def __enter__(self) -> Self:
@@ -138,7 +149,7 @@ class Cache:
             Closed: the cache is.
         """
         self._check_open()
-        raw = bytes(self._raw(_tokens(tokens)))
+        raw = bytes(self._raw(as_tokens(tokens)))
         self._audit.mend()
         return self._prefetcher.begin(root_key(namespace), raw)
 
@@ -183,109 +194,17 @@ class Cache:
         """
         self._check_open()
         self._audit.mend()
-        run = _tokens(tokens)
-        raw, root = self._raw(run), root_key(namespace)
-        known = self._tree.match(root, raw)
-        if total and not self._fits(known, total, chunk):
-            return None
-        present = self.residency.present(known)
-        usable = present.usable()
-        pages = self._loader.worth(known, usable)
-        path = known[:pages]
-        lease = Lease(self._names, root, path, priority)
-        lease.explanation = Explanation(
-            limited_by=present.limit(usable), skipped=(usable - pages) * self.schema.page_tokens
+        run = as_tokens(tokens)
+        return self._admission.admit(
+            run, self._raw(run), root_key(namespace), chunk, prefetch, priority, total
         )
-        if self._slots.snapshots_kept:
-            ends = sorted({len(raw) // self._tree.page_bytes, len(known)})
-            lease.cuts = [n * self.schema.page_tokens for n in ends if n > pages]
-            lease.lasting = frozenset(lease.cuts)
-        with self._audit.guard(lease=lease):
-            fresh = self._pages(min(len(run), pages * self.schema.page_tokens + chunk)) - pages
-            self._slots.plan_cuts(lease, pages, pages + fresh)
-            self._table.hold(path)
-            plan = self._slots.pin_hit(lease, present.mask[:, :pages])
-            if not self._make_room(plan, fresh):
-                self._slots.let_go(lease, 0)
-                self.residency.unhold(path)
-                return None
-            self._leases[lease.serial] = lease
-            self._table.rank(path, priority)
-            self._loader.begin(lease, plan, prefetch.fetched if prefetch else NO_IDS)
-            self._slots.reserve_running(lease)
-            self._extend(lease, fresh, plan.gaps)
-            if pages:
-                self._hit(lease)
-            if prefetch:
-                self._prefetcher.close(prefetch)
-            return lease
-        return None
-
-    def _fits(self, path: Ids, total: int, chunk: int) -> bool:
-        """Whether every group has room for ``total`` tokens beside what is in use; pages of
-        ``path`` that are in use already need none."""
-        for g, group in enumerate(self.schema.groups):
-            need = self._pages(total)
-            if group.tail is not None:  # it holds a step's pages only for a moment
-                step = 0 if group.working else 1 + self._pages(chunk)  # snapshots need no room
-                need = min(need, group.tail + step) + group.working
-            shared = np.count_nonzero(self._table.pins[DEVICE, g][path])
-            if self._device.available(g) + shared < need:
-                return False
-        return True
-
-    def _make_room(self, plan: Plan, fresh: int) -> bool:
-        """Free device slots for what is loaded and computed first; False: there are none now."""
-        needs = [
-            group.working + len(load) + (0 if group.working else fresh + len(gaps))
-            for group, load, gaps in zip(self.schema.groups, plan.load, plan.gaps, strict=True)
-        ]
-        loads = [(g, load) for g, load in enumerate(plan.load) if len(load)]
-        for g, load in loads:  # to make room must not evict what is to be loaded
-            self._host.pin(g, load)
-        room = self._backup.make_room(needs)
-        for g, load in loads:
-            self._host.unpin(g, load)
-        return room
-
-    def _extend(self, lease: Lease, count: int, gaps: Gaps | None = None) -> None:
-        """Private slots for ``count`` more pages; for snapshots, if there is room."""
-        if any(wishes := self._slots.snapshots(lease, count)):
-            self._backup.make_room(wishes)
-        self._slots.extend(lease, count, gaps)
-
-    def _hit(self, lease: Lease) -> None:
-        """A hit ended at the end of its path. Where many do, a tail stays when longer requests
-        slide past it."""
-        table, path = self._table, lease.path
-        self.residency.stamp(path)
-        table.reused[path] += 1
-        firsts = [group.needed(len(path)).start for group in self.schema.groups]
-        for g, group in enumerate(self.schema.groups):
-            tail = path[firsts[g] :]
-            if group.tail is not None:
-                table.hits[g, tail] = np.minimum(table.hits[g, tail] + 1, MANY)
-            self._backup.hit(g, tail)
-        if self.transfers.storage.usable:
-            self._touches.add(table.keys(path), firsts)
-        self.counts["lenient_hits_total"] += not all(lease.whole)
 
     # --- while it runs
 
     def grow(self, lease: Lease, tokens: int) -> bool:
         """Device slots for tokens ``[0, tokens)`` in every group; False, and nothing taken, if
         the device has no room now, or the lease is released, as it is where bookkeeping broke."""
-        count = self._pages(tokens) - lease.capacity
-        if lease.released or count <= 0:
-            return not lease.released
-        with self._audit.guard(lease=lease):
-            self._slots.plan_cuts(lease, lease.capacity, lease.capacity + count)
-            needs = [0 if group.working else count for group in self.schema.groups]
-            if not self._backup.make_room(needs):
-                return False
-            self._extend(lease, count)
-            return True
-        return False
+        return self._admission.grow(lease, self._pages(tokens))
 
     def commit(self, lease: Lease, tokens: ArrayLike, snapshots: Collection[int] = ()) -> None:
         """Make whole pages findable, slide windows, and start write-through.
@@ -299,7 +218,7 @@ class Cache:
         Raises:
             RequestError: ``tokens`` are something else, or more than the lease has slots for.
         """
-        run, size = _tokens(tokens), self.schema.page_tokens
+        run, size = as_tokens(tokens), self.schema.page_tokens
         first, last = lease.pages, len(run) // size
         if lease.released or last <= first:
             return
@@ -332,7 +251,7 @@ class Cache:
         with self._audit.guard(lease=lease):
             self._slots.let_go(lease, 0)
             for g, slots in enumerate(lease.running):
-                self._device.free(g, slots)
+                self.residency.device.free(g, slots)
             self.residency.unhold(lease.path)
             del self._leases[lease.serial]
             lease.end()
@@ -469,21 +388,3 @@ class Cache:
         has one."""
         self.residency.check()
         self._audit.check()
-
-
-def _tokens(tokens: ArrayLike) -> NDArray[np.int32]:
-    """``[n]`` int32, little-endian.
-
-    Raises:
-        RequestError: they are not one row of integers in int32's range.
-    """
-    run = np.asarray(tokens)
-    if run.dtype != np.int32:
-        fits = np.iinfo(np.int32)
-        if run.dtype.kind not in "iu" or (
-            run.size and (run.min() < fits.min or run.max() > fits.max)
-        ):
-            raise RequestError(f"tokens must be integers in int32's range, not {run.dtype}")
-    if run.ndim != 1:
-        raise RequestError(f"tokens must have one dimension, not {run.ndim}")
-    return np.ascontiguousarray(run, dtype="<i4")

@@ -97,6 +97,14 @@ class DeviceSlots:
         if len(ids):
             lease.table[g, self._table.depth[ids]] = self._device.pin(g, ids)
 
+    def plan_ends(self, lease: Lease, whole: int, known: int) -> None:
+        """Cuts where hits are expected to end: at a prompt's ``whole`` pages, and where the
+        ``known`` ones end, since other prompts may part from it there."""
+        if self.snapshots_kept:
+            ends = (pages for pages in sorted({whole, known}) if pages > lease.pages)
+            lease.cuts = [pages * self._page_tokens for pages in ends]
+            lease.lasting = frozenset(lease.cuts)
+
     def plan_cuts(self, lease: Lease, first: int, last: int) -> None:
         """Cuts for interim snapshots in pages ``[first, last)``, as often as the policy says."""
         every = self._policy.snapshot_pages

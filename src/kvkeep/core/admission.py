@@ -1,0 +1,168 @@
+"""Admission: from a prompt to a lease on device slots, all or nothing.
+
+A prompt is matched in the tree once. What the device has of the hit is pinned, room is made for the
+rest, and loading starts.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..schema import NO_IDS, Ids
+from .audit import Audit
+from .backup import Backup
+from .lease import Lease, Prefetch
+from .loading import Loader
+from .pages import DEVICE, MANY
+from .prefetch import Prefetcher
+from .residency import Residency
+from .slots import DeviceSlots, Gaps, Plan
+from .touches import Touches
+from .transfer import Transfers
+
+
+class Admission:
+    """Grants leases and grows them. The scheduler's thread only.
+
+    Args:
+        leases: all that are granted, by serial.
+    """
+
+    def __init__(
+        self,
+        residency: Residency,
+        transfers: Transfers,
+        slots: DeviceSlots,
+        backup: Backup,
+        prefetcher: Prefetcher,
+        loader: Loader,
+        touches: Touches,
+        audit: Audit,
+        counts: Counter[str],
+        leases: dict[int, Lease],
+    ) -> None:
+        self._residency, self._transfers = residency, transfers
+        self._slots, self._backup, self._loader = slots, backup, loader
+        self._prefetcher, self._touches, self._audit = prefetcher, touches, audit
+        self._counts, self._leases = counts, leases
+        self._table, self._device, self._host = residency.table, *residency.tiers
+        self._groups, self._page_tokens = residency.schema.groups, residency.schema.page_tokens
+        self._names = tuple(group.name for group in self._groups)
+
+    def admit(
+        self,
+        run: NDArray[np.int32],
+        raw: memoryview,
+        root: bytes,
+        chunk: int,
+        prefetch: Prefetch | None,
+        priority: int,
+        total: int,
+    ) -> Lease | None:
+        """See :meth:`Cache.admit`.
+
+        Args:
+            run: all tokens.
+            raw: token bytes of the pages that a hit may use.
+            root: key of the namespace.
+        """
+        known = self._residency.tree.match(root, raw)
+        if total and not self._fits(known, total, chunk):
+            return None
+        present = self._residency.present(known)
+        usable = present.usable()
+        pages = self._loader.worth(known, usable)
+        lease = Lease(self._names, root, known[:pages], priority)
+        lease.explanation.limited_by = present.limit(usable)
+        lease.explanation.skipped = (usable - pages) * self._page_tokens
+        fresh = self._pages(min(len(run), pages * self._page_tokens + chunk)) - pages
+        self._slots.plan_ends(lease, len(raw) // self._residency.tree.page_bytes, len(known))
+        self._slots.plan_cuts(lease, pages, pages + fresh)
+        with self._audit.guard(lease=lease):
+            self._table.hold(lease.path)
+            plan = self._slots.pin_hit(lease, present.mask[:, :pages])
+            if not self._make_room(plan, fresh):
+                self._slots.let_go(lease, 0)
+                self._residency.unhold(lease.path)
+                return None
+            self._leases[lease.serial] = lease
+            self._table.rank(lease.path, priority)
+            self._loader.begin(lease, plan, prefetch.fetched if prefetch else NO_IDS)
+            self._slots.reserve_running(lease)
+            self._extend(lease, fresh, plan.gaps)
+            if pages:
+                self._hit(lease)
+            if prefetch:
+                self._prefetcher.close(prefetch)
+            return lease
+        return None
+
+    def grow(self, lease: Lease, pages: int) -> bool:
+        """Slots for ``pages`` pages in every group; False, and none taken, if there is no room now
+        or the lease is released."""
+        more = pages - lease.capacity
+        if lease.released or more <= 0:
+            return not lease.released
+        with self._audit.guard(lease=lease):
+            self._slots.plan_cuts(lease, lease.capacity, pages)
+            needs = [0 if group.working else more for group in self._groups]
+            if not self._backup.make_room(needs):
+                return False
+            self._extend(lease, more)
+            return True
+        return False
+
+    def _fits(self, path: Ids, total: int, chunk: int) -> bool:
+        """Whether every group has room for ``total`` tokens beside what is in use; pages of
+        ``path`` that are in use already need none."""
+        for g, group in enumerate(self._groups):
+            need = self._pages(total)
+            if group.tail is not None:  # it holds a step's pages only for a moment
+                step = 0 if group.working else 1 + self._pages(chunk)  # snapshots need no room
+                need = min(need, group.tail + step) + group.working
+            shared = np.count_nonzero(self._table.pins[DEVICE, g][path])
+            if self._device.available(g) + shared < need:
+                return False
+        return True
+
+    def _make_room(self, plan: Plan, fresh: int) -> bool:
+        """Free device slots for what is loaded and computed first; False: there are none now."""
+        needs = [
+            group.working + len(load) + (0 if group.working else fresh + len(gaps))
+            for group, load, gaps in zip(self._groups, plan.load, plan.gaps, strict=True)
+        ]
+        loads = [(g, load) for g, load in enumerate(plan.load) if len(load)]
+        for g, load in loads:  # to make room must not evict what is to be loaded
+            self._host.pin(g, load)
+        room = self._backup.make_room(needs)
+        for g, load in loads:
+            self._host.unpin(g, load)
+        return room
+
+    def _extend(self, lease: Lease, pages: int, gaps: Gaps | None = None) -> None:
+        """Private slots for ``pages`` more pages; for snapshots, if there is room."""
+        if any(wishes := self._slots.snapshots(lease, pages)):
+            self._backup.make_room(wishes)
+        self._slots.extend(lease, pages, gaps)
+
+    def _hit(self, lease: Lease) -> None:
+        """A hit ended at the end of its path. Where many do, a tail stays when longer requests
+        slide past it."""
+        table, path = self._table, lease.path
+        self._residency.stamp(path)
+        table.reused[path] += 1
+        firsts = [group.needed(len(path)).start for group in self._groups]
+        for g, group in enumerate(self._groups):
+            tail = path[firsts[g] :]
+            if group.tail is not None:
+                table.hits[g, tail] = np.minimum(table.hits[g, tail] + 1, MANY)
+            self._backup.hit(g, tail)
+        if self._transfers.storage.usable:
+            self._touches.add(table.keys(path), firsts)
+        self._counts["lenient_hits_total"] += not all(lease.whole)
+
+    def _pages(self, tokens: int) -> int:
+        return -(-tokens // self._page_tokens)
