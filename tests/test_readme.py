@@ -56,7 +56,7 @@ class Names:
 
     def __init__(self, *folders: str) -> None:
         files = [file for folder in folders for file in (ROOT / folder).rglob("*.py")]
-        self.known = {"None", "True", "False"}
+        self.known = {"None", "GPU_PYTHON", "mypy", "ruff"}  # of Python, make and tools
         self.members: dict[str, set[str]] = {}  # by class
         for file in files:
             if file != Path(__file__):  # it has names that do not exist
