@@ -68,9 +68,6 @@ def test_nothing_in_the_core_asks_what_class_a_value_has() -> None:
 PASSED = Ticket, Lookup, Lease, Prefetch, Presence
 """What rooms hand to each other. A job knows who applies its outcome, until it has come back."""
 
-ASKS_BACK = {("victims", "tier")}
-"""A queue of victims asks the tier that owns it whether a page may still lose its slot."""
-
 
 def room(thing: object) -> str | None:
     """The module of the core that its class is in."""
@@ -142,8 +139,6 @@ def order(rooms: dict[str, set[str]]) -> list[str]:
 
 def test_no_circle_at_run_time(cache: Cache) -> None:
     rooms = references(cache)
-    for one, other in ASKS_BACK:
-        rooms[one].remove(other)  # KeyError: it asks no more, so the exception must go
     assert order(rooms)[-1] == "cache"
     passed = {kind.__module__.rpartition(".")[2] for kind in PASSED}
     assert rooms.keys() | passed == {file.stem for file in CORE} - {"__init__"}

@@ -235,6 +235,16 @@ class PageTable:
         found: NDArray[np.bool_] = self.state[tier, group][ids] == STATES[state]
         return found
 
+    def idle(self, tier: int, group: int, ids: Ids | slice) -> NDArray[np.bool_]:
+        """Which of these pages have a LIVE slot in a tier that is not pinned."""
+        fit: NDArray[np.bool_] = self.state[tier, group][ids] == LIVE
+        fit &= self.pins[tier, group][ids] == ZERO
+        return fit
+
+    def evictable(self, tier: int, group: int, ids: Ids | slice) -> NDArray[np.bool_]:
+        """Which of these pages may lose their slot in a tier."""
+        return self.idle(tier, group, ids) & ~self.dying[ids]
+
     def resident(self, group: int, ids: Ids) -> NDArray[np.bool_]:
         """Which of these pages have a slot, or one being filled, in either memory tier."""
         device, host = self.state[DEVICE, group], self.state[HOST, group]

@@ -154,7 +154,7 @@ class Tier:
             return
         if count(over) < len(over):
             for group, row in enumerate(rows):
-                row &= over | self.idle(group, pages)
+                row &= over | self.table.idle(self.index, group, pages)
         if count(rows) == rows.size:
             self.drop(self._every, pages)
             return
@@ -193,15 +193,9 @@ class Tier:
         """These pages now go earlier than when they were offered last."""
         self._queues[group].offer(pages)
 
-    def idle(self, group: int, pages: Ids | slice) -> NDArray[np.bool_]:
-        """Which of these pages have a LIVE slot here that is not pinned."""
-        fit: NDArray[np.bool_] = self.table.state[self.index, group][pages] == LIVE
-        fit &= self.table.pins[self.index, group][pages] == ZERO
-        return fit
-
     def evictable(self, group: int, pages: Ids | slice) -> NDArray[np.bool_]:
         """Which of these pages may lose their slot here."""
-        return self.idle(group, pages) & ~self.table.dying[pages]
+        return self.table.evictable(self.index, group, pages)
 
     def evict(self, group: int, most: int) -> Ids:
         """Drop up to ``most`` pages, the first in order first; returns them."""
@@ -224,7 +218,9 @@ class Tier:
 
     def _queue(self, group: int) -> Queue:
         key = partial(self._order, self.table, group)
-        return Queue(self.table, self.capacity[group], key, partial(self.evictable, group))
+        return Queue(
+            self.table, self.capacity[group], key, partial(self.table.evictable, self.index, group)
+        )
 
     def _of(self, groups: Groups) -> _Columns:
         """The columns of these groups. A table that grew has others."""
