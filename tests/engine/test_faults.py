@@ -194,7 +194,7 @@ def test_a_backend_that_hangs(
         finally:
             made[0].resume()
         rig.check_idle()
-        rig.engine.cache.transfers.breaker.success()  # close it now instead of in a second
+        rig.engine.cache.transfers.storage.breaker.success()  # close it now instead of in a second
         rig.evict("device", "host")
         assert serve(rig) == expected
         assert hits(rig) > 0
@@ -238,7 +238,7 @@ def test_a_backend_that_cannot_be_written(
         assert rig.figure("transfer_faults_total") > 0
         assert rig.figure("unwritten_pages_total") > 0
         rig.check_idle()
-        rig.engine.cache.transfers.breaker.success()
+        rig.engine.cache.transfers.storage.breaker.success()
         assert serve(rig) == expected
         assert hits(rig) > 0
 
