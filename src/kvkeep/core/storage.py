@@ -46,11 +46,6 @@ class Storage:
         """There is a store, and its breaker is closed."""
         return self.exists and not self.breaker.open
 
-    @property
-    def calling(self) -> bool:
-        """A call is under way."""
-        return bool(self._calling)
-
     def names(self, group: int, pages: Iterable[bytes]) -> list[Key]:
         """Storage's names of one group of the pages with these chained keys."""
         mine = self._prints[group]

@@ -140,11 +140,11 @@ class Transfers:
     def close(self, timeout: float = 5.0) -> bool:
         """Carry out what is queued and stop the lanes. Any thread; idempotent.
 
-        False: a call of the store hangs, so the store must not be closed under it."""
+        False: a lane is still at work, so the store must not be closed under it."""
         end = time.monotonic() + timeout
-        for close in (*(lane.close for lane in self._moving.values()), self._asking.close):
-            close(max(0.0, end - time.monotonic()))
-        return not self.storage.calling
+        lanes = (*(lane.close for lane in self._moving.values()), self._asking.close)
+        closed = [close(max(0.0, end - time.monotonic())) for close in lanes]
+        return all(closed)
 
 
 def _give_up(lane: Lane[J], inbox: Inbox[J]) -> None:
