@@ -45,6 +45,7 @@ _open: weakref.WeakSet[Transfers] = weakref.WeakSet()
 def _close_lanes() -> None:
     """Lanes are daemon threads: end them before the interpreter takes their libraries away."""
     for transfers in list(_open):
+        _open.discard(transfers)
         transfers.close()
 
 
@@ -343,11 +344,13 @@ class Cache:
         if self._closed:
             return
         self._closed = True
-        if self.transfers in _open:  # else the process exits, and the lanes have ended
-            self.drain(timeout)
-        _open.discard(self.transfers)
-        if self.transfers.close() and self.store is not None:
-            self.store.close()
+        try:
+            if self.transfers in _open:  # else the process exits, and the lanes have ended
+                self.drain(timeout)
+        finally:  # also where a signal interrupts the wait
+            _open.discard(self.transfers)
+            if self.transfers.close() and self.store is not None:
+                self.store.close()
 
     def _check_open(self) -> None:
         if self._closed:
