@@ -88,7 +88,6 @@ class Admission:
                 self._slots.let_go(lease, 0)
                 self._residency.unhold(lease.path)
                 return None
-            self._leases[lease.serial] = lease
             self._table.rank(lease.path, priority)
             self._loader.begin(lease, plan, prefetch.fetched if prefetch else NO_IDS)
             self._slots.reserve_running(lease)
@@ -97,6 +96,7 @@ class Admission:
                 self._hit(lease)
             if prefetch:
                 self._prefetcher.close(prefetch)
+            self._leases[lease.serial] = lease  # last: nobody has what broke before
             return lease
         return None
 
