@@ -144,7 +144,7 @@ class Admission:
 
     def _extend(self, lease: Lease, pages: int, gaps: Gaps | None = None) -> None:
         """Private slots for ``pages`` more pages; for snapshots, if there is room."""
-        if any(wishes := self._slots.snapshots(lease, pages)):
+        if any(wishes := self._slots.snapshots(lease, pages, gaps)):
             self._backup.make_room(wishes)
         self._slots.extend(lease, pages, gaps)
 

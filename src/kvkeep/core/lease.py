@@ -119,6 +119,15 @@ class Lease:
         a snapshot of running state can be taken there; None: no more."""
         return next((cut for cut in self.cuts if cut > position), None)
 
+    def widen(self, pages: int) -> None:
+        """Make the block table so many pages wider, without slots."""
+        groups, had = len(self.groups), self.capacity
+        if pages:
+            table = np.full((groups, had + pages), NO_SLOT, dtype=np.int32)
+            owned = np.zeros((groups, had + pages), dtype=bool)
+            table[:, :had], owned[:, :had] = self.table, self.owned
+            self.table, self.owned = table, owned
+
     def shared(self, g: int) -> NDArray[np.intp]:
         """Pages of a group whose slot is pinned through the page's row."""
         return np.flatnonzero((self.table[g] != NO_SLOT) & ~self.owned[g])

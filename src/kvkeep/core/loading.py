@@ -159,7 +159,7 @@ class Loader:
                 lease.whole[g] = not len(gaps)
                 lease.first_valid[g] = int(gaps[-1]) + 1 if len(gaps) else 0
             at = np.arange(max(needed.start, lease.first_valid[g]), pages)
-            self._slots.pin(g, lease, lease.path[at[lease.table[g, at] == NO_SLOT]])
+            self._slots.pin(g, lease, lease.path[at[(lease.table[g, at] == NO_SLOT) & live[g, at]]])
 
     def _trace(self, lease: Lease, fetched: Ids) -> None:
         """Note for each page of a hit the lowest tier that any group of it comes from; for one

@@ -118,40 +118,38 @@ class DeviceSlots:
             if group.working:
                 lease.running[g] = self._reserve(g, group.working)
 
-    def snapshots(self, lease: Lease, pages: int) -> list[int]:
-        """By group, slots for the snapshots of ``pages`` more pages."""
-        return [len(self._at_cuts(lease, pages)) if group.working else 0 for group in self._groups]
+    def snapshots(self, lease: Lease, pages: int, gaps: Gaps | None) -> list[int]:
+        """By group, slots for the snapshots that :meth:`extend` wants."""
+        if not self.snapshots_kept:
+            return []
+        wanted = self._wanted(lease, pages, gaps)
+        return [len(at) if g.working else 0 for g, at in zip(self._groups, wanted, strict=True)]
 
-    def _at_cuts(self, lease: Lease, pages: int) -> NDArray[np.intp]:
-        """Which of ``pages`` more pages end at a cut."""
+    def _wanted(self, lease: Lease, pages: int, gaps: Gaps | None) -> Gaps:
+        """By group, which of ``pages`` more pages and of ``gaps`` get private slots."""
         more = np.arange(lease.capacity, lease.capacity + pages)
-        return more[np.isin((more + 1) * self._page_tokens, lease.cuts)]
+        cuts = more[np.isin((more + 1) * self._page_tokens, lease.cuts)]
+        wanted = [cuts if group.working else more for group in self._groups]
+        if gaps is None:
+            return wanted
+        return [np.concatenate(both) for both in zip(wanted, gaps, strict=True)]
 
     def extend(self, lease: Lease, pages: int, gaps: Gaps | None = None) -> None:
         """Private slots for ``pages`` more pages, and for the pages at ``gaps``, of each group.
 
         Room was made. Where there is none for snapshots, their pages go without."""
-        shape = (len(self._groups), pages)
-        if self.snapshots_kept:
-            slots, owned = np.full(shape, NO_SLOT, np.int32), np.ones(shape, dtype=bool)
-            for g, group in enumerate(self._groups):
-                if group.working:
-                    cuts = self._at_cuts(lease, pages) - lease.capacity
-                    owned[g] = False
-                    owned[g, cuts] = len(cuts) <= self._device.free_slots(g)
-                slots[g, owned[g]] = self._reserve(g, count(owned[g]))
-        elif pages:
-            slots, owned = self._reserve(self._every, pages), np.ones(shape, dtype=bool)
-        if pages:
-            lease.table = np.concatenate((lease.table, slots), axis=1)
-            lease.owned = np.concatenate((lease.owned, owned), axis=1)
-        for g, gap in enumerate(gaps or ()):
-            if len(gap):
-                self._own(g, lease, gap)
-
-    def _own(self, g: int, lease: Lease, at: NDArray[np.intp]) -> None:
-        """Private slots for these pages of one group."""
-        lease.table[g, at], lease.owned[g, at] = self._reserve(g, len(at)), True
+        if not self.snapshots_kept and not any(map(len, gaps or ())):
+            lease.widen(pages)
+            if pages:
+                fresh = self._reserve(self._every, pages)
+                lease.table[:, -pages:], lease.owned[:, -pages:] = fresh, True
+            return
+        wanted = self._wanted(lease, pages, gaps)
+        lease.widen(pages)
+        for g, at in enumerate(wanted):
+            room = not self._groups[g].working or len(at) <= self._device.free_slots(g)
+            if len(at) and room:
+                lease.table[g, at], lease.owned[g, at] = self._reserve(g, len(at)), True
 
     def _reserve(self, groups: Groups, wanted: int) -> Slots:
         slots = self._device.reserve(groups, wanted)
