@@ -115,17 +115,22 @@ class Prefetcher:
             self._last = prefetch.serial
             raw = prefetch.raw[: prefetch.reach * self._tree.page_bytes]
             self._try(prefetch, self._tree.match(prefetch.root, raw))
-        for prefetch in self._open.values():
-            if prefetch.phase in (Phase.ASKING, Phase.READING) and self._hopeless(prefetch):
+        behind = self._transfers.behind(READ)
+        for prefetch in self._open.values() if self._recompute.possible else ():
+            if prefetch.phase in (Phase.ASKING, Phase.READING) and self._hopeless(prefetch, behind):
                 if prefetch.reads:  # what storage has not answered for counts as nothing
                     self._counts["skipped_tokens_total{why=slow}"] += prefetch.gain
                 self._leave(prefetch)
 
-    def _hopeless(self, prefetch: Prefetch) -> bool:
-        """Its reads still take longer than computing, or storage's answer took as long."""
+    def _hopeless(self, prefetch: Prefetch, behind: dict[Ticket, int]) -> bool:
+        """Its reads still take longer than computing, or storage's answer took as long.
+
+        Args:
+            behind: see :meth:`Transfers.behind`.
+        """
         seconds: float | None = time.monotonic() - prefetch.begun
         if prefetch.reads:
-            seconds = self._transfers.seconds(READ, last=prefetch.reads[-1])
+            seconds = self._transfers.speeds[READ].seconds(behind[prefetch.reads[-1]])
         return self._recompute.beats(seconds, prefetch.gain)
 
     def _leave(self, prefetch: Prefetch) -> None:

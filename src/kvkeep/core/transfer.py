@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import accumulate
 
 from ..media.base import Media
 from ..schema import Schema
@@ -120,15 +121,16 @@ class Transfers:
             self.inquiries -= 1
             yield inquiry
 
-    def seconds(self, route: Route, size: int = 0, last: Ticket | None = None) -> float | None:
-        """Seconds that ``size`` more bytes take behind all tickets of a route, or behind ``last``
-        and those before it; None: not measured yet."""
-        for ticket in self.tickets:
-            if ticket.route is route and not ticket.abandoned:
-                size += ticket.left
-            if ticket is last:
-                break
-        return self.speeds[route].seconds(size)
+    def behind(self, route: Route) -> dict[Ticket, int]:
+        """Tickets of a route in order, each with the bytes that move until it is done."""
+        tickets = [ticket for ticket in self.tickets if ticket.route is route]
+        sizes = accumulate(0 if ticket.abandoned else ticket.left for ticket in tickets)
+        return dict(zip(tickets, sizes, strict=True))
+
+    def seconds(self, route: Route, size: int) -> float | None:
+        """Seconds that ``size`` more bytes take behind all tickets of a route; None: not measured
+        yet."""
+        return self.speeds[route].seconds(size + max(self.behind(route).values(), default=0))
 
     def read_bytes(self, total: int) -> float:
         """How many of ``total`` bytes one ticket should read."""
