@@ -17,7 +17,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from ..schema import InvariantError, Residence
+from ..schema import Ids, InvariantError, Residence
+from .pages import WRITING
 from .residency import Residency
 from .ticket import Move, Route, Ticket
 from .transfer import Transfers
@@ -70,6 +71,14 @@ class Flights:
             if route.target is not None:
                 residency.drop(residency.tiers[route.target], move.group, move.lost)
             residency.unhold(move.pages)
+
+    def filling(self, route: Route, path: Ids) -> list[Ticket]:
+        """Tickets on a route, to a memory tier, that fill slots of these pages, in order."""
+        writing = self._residency.table.state[route.target][:, path] == WRITING
+        pages = path[writing.any(axis=0)]
+        if not len(pages):  # or every ticket under way would be searched in vain
+            return []
+        return [t for t in self._transfers.tickets if t.route is route and t.overlaps(pages)]
 
     def count(self, route: Route, group: int) -> int:
         """Pages of a group that are on a route now."""

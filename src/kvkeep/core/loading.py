@@ -77,9 +77,7 @@ class Loader:
         else:
             lease.origin = np.zeros(lease.pages, dtype=np.intp)
         self._explain(lease)
-        for ticket in self._transfers.tickets:
-            if ticket.route is LOAD and ticket.overlaps(lease.path):
-                lease.arriving.append(ticket.arrival)
+        lease.arriving += [one.arrival for one in self._flights.filling(LOAD, lease.path)]
         moves = [Move(g, ids) for g, ids in enumerate(plan.load) if len(ids)]
         if moves:
             ticket = self._flights.depart(LOAD, moves, self._loaded)

@@ -248,8 +248,8 @@ class Prefetcher:
         )
         self._table.hold(fresh)
         prefetch.path = np.concatenate((prefetch.path, fresh))
-        for other in self._reads():  # joined before this one's own tickets are there
-            if other.overlaps(prefetch.path) and not other.abandoned:
+        for other in self._flights.filling(READ, prefetch.path):  # before its own are there
+            if not other.abandoned:
                 self._wait(prefetch, other)
         wanted = missing[:, :pages] & self._residency.rule.needed(pages)
         lacking = [np.flatnonzero(row) for row in wanted]
