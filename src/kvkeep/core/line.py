@@ -36,11 +36,11 @@ class Line:
         if not entries:
             return NO_IDS
         waiting = np.concatenate(entries)
-        first = np.zeros(len(waiting), dtype=bool)
-        first[np.unique(waiting, return_index=True)[1]] = True
-        for page in waiting[~first]:
-            self._residency.unhold(page[None])
-        return waiting[first]
+        pages, first, times = np.unique(waiting, return_index=True, return_counts=True)
+        while len(again := pages[times > 1]):  # to give back a hold takes distinct ids
+            self._residency.unhold(again)
+            times -= 1
+        return waiting[np.sort(first)]
 
     def is_longer(self, group: int, most: int) -> bool:
         """More than ``most`` pages of a group wait, perhaps some of them twice."""
