@@ -232,9 +232,11 @@ class Prefetcher:
         ]
         for g, pages in loose:  # not before: to make room must not end the path itself
             self._host.unpin(g, pages)
-        reach = prefetch.reach
+        reach = most = prefetch.reach
+        for g in self._residency.rule.whole:  # they alone allow no more: no need to try it
+            most = min(most, int(missing[g].cumsum().searchsorted(room[g], side="right")))
         while reach and any(n > m for n, m in zip(self._wanted(reach, missing), room, strict=True)):
-            reach = prefetch.found.first(reach - 1).usable()
+            reach = prefetch.found.first(min(reach - 1, most)).usable()
         return reach
 
     def _read(self, prefetch: Prefetch, pages: int, missing: Mask) -> None:
