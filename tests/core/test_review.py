@@ -15,7 +15,9 @@ from stage import Stage
 import kvkeep.core.cache as cache_module
 from kvkeep.core import storage
 from kvkeep.core.cache import Cache
+from kvkeep.core.lookup import Lookup
 from kvkeep.core.policy import Policy
+from kvkeep.core.prefetch import Prefetcher
 from kvkeep.core.presence import HitRule
 from kvkeep.core.residency import Residency
 from kvkeep.core.storage import Storage
@@ -258,3 +260,72 @@ def test_pages_that_wait_many_times_are_let_go_of_together(
     assert len(calls) == 2
     w.cache.residency.unhold(pages)
     w.cache.check()
+
+
+# --- interruptions of what lanes report
+
+
+@pytest.mark.parametrize("nth", range(4))
+def test_an_answer_whose_end_is_interrupted_comes_again(
+    nth: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or the request would wait forever, and storage would hear of no more hits."""
+    w = Stage(TWO, [8, 8], [8, 8])
+    serve(w, [1, 1, 2, 2, 9])
+    request = w.arrive([1, 1, 2, 2, 3, 3, 9])
+    assert w.cache.transfers.inquiries == 1
+    w.step("read")
+    owner, name = [
+        (w.cache._audit, "guard"),
+        (Lookup, "touched"),
+        (Lookup, "finish"),
+        (Prefetcher, "advance"),
+    ][nth]
+
+    def interrupt(*args: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            w.tick()
+    w.tick()
+    assert w.cache.ready(request.prefetch)
+    w.settle()
+    assert w.cache.idle
+    w.cache.check()
+
+
+def test_a_ticket_whose_end_is_interrupted_is_mended(monkeypatch: pytest.MonkeyPatch) -> None:
+    w = Stage(TWO, [8, 8], [8, 8])
+    request = w.arrive([1, 1, 2, 2, 9], ask=False)
+    assert w.admit(request, 99)
+    w.run(request, 5)
+    w.tick()
+    w.step("save")
+
+    def interrupt(self: Ticket) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Ticket, "touched", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            w.tick()
+    w.release(request)
+    w.settle()
+    w.check()
+    assert w.cache.idle
+    assert not w.inside.holds.any()
+
+
+def test_a_prefetch_that_is_interrupted_is_nobodys(monkeypatch: pytest.MonkeyPatch) -> None:
+    w = Stage(TWO, [8, 8], [8, 8])
+
+    def interrupt(*args: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Transfers, "ask", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            w.arrive([1, 1, 2, 2, 9])
+    assert w.cache.figures()["prefetches"] == 0

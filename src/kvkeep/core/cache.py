@@ -268,10 +268,11 @@ class Cache:
         caller with nothing else to do should wait for :meth:`listen` or sleep between calls, since
         lanes need the interpreter, too."""
         landed = False
-        for job in self.transfers.landed():
-            landed = True
-            with self._audit.guard(*job.touched()):
-                job.finish()
+        with self._audit.guard():  # also around what takes jobs over, for an interruption there
+            for job in self.transfers.landed():
+                landed = True
+                with self._audit.guard(*job.touched()):
+                    job.finish()
         self._audit.mend()
         self._touches.send()
         self._prefetcher.advance()

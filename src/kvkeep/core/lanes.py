@@ -76,9 +76,11 @@ class Inbox(Generic[J]):
         self._listener.wake()
 
     def taken(self) -> Iterator[J]:
-        """Take out those that are there now, one by one."""
+        """Those that are there now, one by one. Each is taken out when the next is asked for: one
+        whose end was interrupted comes again."""
         for _ in range(len(self._jobs)):
-            yield self._jobs.popleft()
+            yield self._jobs[0]
+            self._jobs.popleft()
 
 
 class ThreadLane(Generic[J]):

@@ -77,7 +77,7 @@ class Prefetcher:
             self._try(prefetch, path[: prefetch.reach])
         else:
             self._ask(prefetch, path, memory)
-        self._open[prefetch.serial] = prefetch
+        self._open[prefetch.serial] = prefetch  # last: nobody has one that was interrupted
         return prefetch
 
     def _ask(self, prefetch: Prefetch, path: Ids, memory: Presence) -> None:

@@ -56,7 +56,7 @@ class Transfers:
         work = LaneWork(schema, media, self.storage, self.faults)
         self.moved, self.speeds = work.moved, work.speeds
         self.tickets: list[Ticket] = []  # submitted and not collected, in order
-        self.inquiries = 0  # submitted and not collected
+        self._asked: list[Inquiry] = []  # the same of inquiries
         self._listener = Listener()
         self._landed: Inbox[Ticket] = Inbox(self._listener)
         self._answered: Inbox[Inquiry] = Inbox(self._listener)
@@ -77,7 +77,12 @@ class Transfers:
     @property
     def idle(self) -> bool:
         """No job is under way."""
-        return not self.tickets and not self.inquiries
+        return not self.tickets and not self._asked
+
+    @property
+    def inquiries(self) -> int:
+        """Inquiries that were submitted and not collected."""
+        return len(self._asked)
 
     def listen(self, callback: Callable[[], None]) -> None:
         """Call ``callback``, on any thread, whenever a job came back: see :meth:`landed`."""
@@ -103,7 +108,7 @@ class Transfers:
 
     def ask(self, inquiry: Inquiry) -> None:
         """Ask storage. While the breaker is open, the inquiry fails at once."""
-        self.inquiries += 1
+        self._asked.append(inquiry)
         if self.storage.usable:
             self._asking.submit(inquiry)
         else:
@@ -111,15 +116,20 @@ class Transfers:
             self._answered.put(inquiry)
 
     def landed(self) -> Iterator[Job]:
-        """Jobs that came back since the last call. Each is under way until it is taken."""
+        """Jobs that came back since the last call. Each is under way until it is taken.
+
+        Where the end of a job was interrupted, an inquiry comes again, and is ended again; what a
+        ticket left half done the audit mends."""
         for verb in self.storage.hung():
             self._behind[verb]()
         for ticket in self._landed.taken():
-            self.tickets.remove(ticket)
-            yield ticket
+            if ticket in self.tickets:
+                self.tickets.remove(ticket)
+                yield ticket
         for inquiry in self._answered.taken():
-            self.inquiries -= 1
-            yield inquiry
+            if inquiry in self._asked:
+                yield inquiry
+                self._asked.remove(inquiry)
 
     def behind(self, route: Route) -> dict[Ticket, int]:
         """Tickets of a route in order, each with the bytes that move until it is done."""
