@@ -104,10 +104,11 @@ class LaneWork:
             began = time.monotonic()
             with speed.under_way(ticket.left):
                 flags = self._storage.read(_keys(ticket), list(chain(*bodies)))
-            speed.observe(self._land(ticket, flags), time.monotonic() - began)
-            ticket.left = 0
+            seconds = time.monotonic() - began
             for move, read in zip(ticket.moves, bodies, strict=True):
                 self._media.keep(move.group, move.target, read)
+            speed.observe(self._land(ticket, flags), seconds)  # last: nothing landed if that raised
+            ticket.left = 0
 
     def ask(self, batch: list[Inquiry]) -> None:
         """Questions to storage."""
