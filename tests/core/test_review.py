@@ -329,3 +329,38 @@ def test_a_prefetch_that_is_interrupted_is_nobodys(monkeypatch: pytest.MonkeyPat
         with pytest.raises(KeyboardInterrupt):
             w.arrive([1, 1, 2, 2, 9])
     assert w.cache.figures()["prefetches"] == 0
+
+
+# --- bytes
+
+
+def test_what_the_host_could_not_keep_did_not_land(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A layout whose records are read beside its slots may fail to take them over."""
+    w = Stage(TWO, [8, 8], [8, 8])
+    serve(w, [1, 1, 2, 2, 9])
+    w.restart()
+    request = w.arrive([1, 1, 2, 2, 9])
+
+    def keep(group: int, slots: np.ndarray, bodies: Sequence[memoryview]) -> None:
+        w.media.tiers[1, group][slots] = 0
+        raise RuntimeError("no memory for the copy")
+
+    monkeypatch.setattr(w.media, "keep", keep)
+    w.settle()
+    w.check()
+    assert w.cache.ready(request.prefetch)
+    assert not w.inside.state[1].any()
+
+
+def test_a_tick_merges_some_of_many_long_hits() -> None:
+    w = Stage(TWO, [900, 900], [900, 900])
+    long = [1] * 1600 + [9]
+    serve(w, long)
+    for _ in range(8):
+        request = w.arrive(long, ask=False)
+        assert w.admit(request, 1)
+        w.release(request)
+    w.tick()
+    assert len(w.cache._touches._hits) == 7
+    w.settle()
+    assert w.cache.idle

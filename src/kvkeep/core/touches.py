@@ -16,6 +16,7 @@ from .storage import CALL_RECORDS, Storage
 from .transfer import Transfers
 
 _MOST_PAGES = 1 << 13  # of hits that wait
+_MERGED = 4 * CALL_RECORDS  # records that are enough to merge in one tick
 
 
 class _Hit(NamedTuple):
@@ -57,6 +58,7 @@ class Touches:
         if not self._transfers.storage.usable:
             self._hits.clear()
             self._merged.clear()
+            self._pages = 0
         if not self._merged:
             self._merge()
         keys = list(self._merged)[:CALL_RECORDS]
@@ -67,17 +69,17 @@ class Touches:
             self._asking = True
 
     def _merge(self) -> None:
-        """Records of all hits, each once, where its newest hit puts it: ancestors are newer than
+        """Records of some hits, each once, where its newest hit puts it: ancestors are newer than
         what follows them, and a page's groups are side by side."""
-        for hit in self._hits:
+        while self._hits and len(self._merged) < _MERGED:
+            hit = self._hits.popleft()
+            self._pages -= len(hit.pages)
             names = [self._transfers.storage.names(g, hit.pages) for g in range(len(hit.firsts))]
             for page in reversed(range(len(hit.pages))):
                 for g, first in enumerate(hit.firsts):
                     if page >= first:
                         self._merged.pop(names[g][page], None)
                         self._merged[names[g][page]] = None
-        self._hits.clear()
-        self._pages = 0
 
     def told(self) -> None:
         """The call has returned."""
