@@ -74,11 +74,12 @@ class Flights:
 
     def filling(self, route: Route, path: Ids) -> list[Ticket]:
         """Tickets on a route, to a memory tier, that fill slots of these pages, in order."""
-        writing = self._residency.table.state[route.target][:, path] == WRITING
-        pages = path[writing.any(axis=0)]
-        if not len(pages):  # or every ticket under way would be searched in vain
+        tickets = [ticket for ticket in self._transfers.tickets if ticket.route is route]
+        if not tickets:
             return []
-        return [t for t in self._transfers.tickets if t.route is route and t.overlaps(pages)]
+        writing = self._residency.table.state[route.target].take(path, axis=1) == WRITING
+        pages = path[writing.any(axis=0)]
+        return [ticket for ticket in tickets if len(pages) and ticket.overlaps(pages)]
 
     def count(self, route: Route, group: int) -> int:
         """Pages of a group that are on a route now."""

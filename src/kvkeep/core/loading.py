@@ -26,6 +26,7 @@ from .ticket import LOAD, Move, Ticket
 from .transfer import Transfers
 
 _ORIGINS = ("device", "host", "storage")
+_HITS = {tier: f"hit_tokens_total{{tier={tier}}}" for tier in _ORIGINS}
 
 
 class Loader:
@@ -74,9 +75,11 @@ class Loader:
         """
         if any(map(len, plan.load)) or any(map(len, plan.gaps)):
             self._trace(lease, fetched)
-        else:
+            self._explain(lease)
+        else:  # all of it is on the device, or on its way there
             lease.origin = np.zeros(lease.pages, dtype=np.intp)
-        self._explain(lease)
+            pages = lease.pages * self._page_tokens
+            lease.explanation.tokens = dict(zip(_ORIGINS, (pages, 0, 0), strict=True))
         lease.arriving += [one.arrival for one in self._flights.filling(LOAD, lease.path)]
         moves = [Move(g, ids) for g, ids in enumerate(plan.load) if len(ids)]
         if moves:
@@ -180,4 +183,4 @@ class Loader:
         """The hit is final: all of it has landed or failed, or the request ends before that."""
         self._counts["skipped_tokens_total{why=slow_load}"] += lease.explanation.skipped
         for tier, tokens in lease.explanation.tokens.items():
-            self._counts[f"hit_tokens_total{{tier={tier}}}"] += tokens
+            self._counts[_HITS[tier]] += tokens

@@ -22,7 +22,7 @@ from ..schema import (
     Slots,
     chain_keys,
 )
-from .pages import ABSENT, DEVICE, HOST, LIVE, NO_SLOT, ZERO, PageTable
+from .pages import ABSENT, DEVICE, HOST, LIVE, NO_SLOT, ZERO, PageTable, count
 from .policy import Order
 from .presence import HitRule, Presence
 from .tier import Tier
@@ -102,8 +102,10 @@ class Residency:
 
     def present(self, path: Ids) -> Presence:
         """What of a path is on the device, on its way there, or on the host."""
-        device, host = (state.take(path, axis=1) for state in self.table.state)
-        return Presence(self.rule, (device != ABSENT) | (host == LIVE))
+        here = self.on_device(path)
+        if count(here.mask) < here.mask.size:
+            np.logical_or(here.mask, self.table.state[HOST].take(path, axis=1) == LIVE, here.mask)
+        return here
 
     def on_device(self, path: Ids) -> Presence:
         """What of a path is on the device, or on its way there."""
