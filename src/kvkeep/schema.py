@@ -1,8 +1,8 @@
 """The layout of a page of cached state, the keys that name it, and the errors kvkeep raises.
 
-A *page* is ``page_tokens`` consecutive tokens. Its state is a set of *groups* (one slot id addresses
-all of a group), each a set of *components* (one tensor per layer). Data describes the kinds of
-state, not subclasses: one integer, ``Group.tail``, says how many trailing pages a hit needs.
+A *page* is ``page_tokens`` consecutive tokens. Its state is a set of *groups* (one slot id
+addresses a whole group), each a set of *components* (one tensor per layer). Data, not subclasses,
+describes the kinds of state: ``Group.tail`` is how many trailing pages a hit needs.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ class Lease:
     path: Ids  # page ids of the committed pages, in order; each is held
     priority: int = 0  # for eviction by priority
     table: NDArray[np.int32] = field(init=False)  # [groups, capacity in pages]: device slot or -1
-    owned: Mask = field(init=False)  # [groups, capacity]: private slot; False: pinned through its row
+    owned: Mask = field(init=False)  # [groups, capacity]: private slot; else pinned by its row
     first_valid: list[int] = field(init=False)  # by group: pages before it hold no valid state
     whole: list[bool] = field(init=False)  # by group: False: gaps, so later pages stay private
     running: list[Slots] = field(init=False)  # by group: slots of recurrent state

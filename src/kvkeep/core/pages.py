@@ -198,7 +198,7 @@ class PageTable:
             raise InvariantError("a page's hold count fell below zero")
 
     def recount(self, holds: NDArray[np.int32], pins: NDArray[np.int32]) -> None:
-        """Overwrite all holds and pins; the caller then recycles every unheld id out of the tree."""
+        """Overwrite holds and pins; the caller then recycles unheld ids outside the tree."""
         self.holds[:], self.pins[:] = holds, pins
         self._free.reset(NO_IDS)
 

@@ -18,7 +18,7 @@ Order = Callable[[PageTable, int, Ids | slice], NDArray[np.int64]]
 groups that need every page, an ancestor's key must not be below its descendants'."""
 
 _DEPTH_BITS, _RANK_BITS = 20, 8
-"""Bits of a 63-bit key: prompts of 2^20 pages; 35 are left for the clock, a year at 1,000 ticks/s."""
+"""Of 63 bits: prompts of 2^20 pages; 35 are left for the clock, a year of 1,000 ticks/s."""
 
 
 def lru(table: PageTable, group: int, ids: Ids | slice) -> NDArray[np.int64]:
@@ -53,8 +53,8 @@ def _ranked(
 
 EVICTION: dict[str, Order] = {"lru": lru, "lfu": lfu, "priority": priority}
 """Eviction orders by name. To add one, put an :data:`Order` here before making a cache; it may read
-any column of the table. Columns that change for whole paths are leaf-first by themselves; for others
-the order must take the maximum over a page and its descendants."""
+any column of the table. Columns that change for whole paths are leaf-first by themselves; for
+others the order must take the maximum over a page and its descendants."""
 
 WRITE = ("write_through", "write_through_selective", "write_back")
 

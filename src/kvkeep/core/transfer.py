@@ -1,9 +1,8 @@
-"""Transfers: when bytes move.
+"""Transfers: submit jobs to the lanes and collect them.
 
-Five lanes, each a thread of its own: one per route of :mod:`~kvkeep.core.ticket`, and one that asks
-storage what it has and tells it of hits. The scheduler's thread submits jobs and collects those
-that came back in :meth:`Transfers.landed`. Lanes know nothing of it: they work, and put what is
-done into an inbox. No exception of a backend ends a lane.
+Five lanes, each with its own thread: one per route of :mod:`~kvkeep.core.ticket`, and "ask" for
+lookups and touches. The scheduler's thread submits jobs and collects finished ones in
+:meth:`Transfers.landed`. No exception of a backend ends a lane.
 """
 
 from __future__ import annotations
@@ -22,24 +21,18 @@ from .storage import Storage
 from .ticket import LOAD, READ, SAVE, WRITE, Job, Route, Ticket
 
 ASK = "ask"
-"""The lane of questions to storage, and of news of hits."""
+"""The lane of lookups and touches."""
 
-_READ_SECONDS = 0.1  # one read should take at most so long ...
-_READ_SHARE = 1 / 4  # ... and at most this part of all, so that a store's slowness shows early ...
-_READ_LEAST = 0.005  # ... but at least so many seconds, or the calls cost more than the bytes
-_READ_BYTES = 1 << 20  # of one read, while nothing has been measured
+_READ_SECONDS = 0.1  # most for one read ...
+_READ_SHARE = 1 / 4  # ... and at most this part of all, so that a slow store shows early ...
+_READ_LEAST = 0.005  # ... but at least this, or calls cost more than bytes
+_READ_BYTES = 1 << 20  # of one read while speed is unknown
 
 
 class Transfers:
-    """The lanes between two media and a store. The scheduler's thread only, but for :meth:`close`.
+    """The lanes between media and store. Scheduler's thread only, except :meth:`close`.
 
-    Args:
-        schema: what the groups are.
-        media: device and host bytes.
-        store: the storage tier, or None for none.
-        lane: makes a lane; tests give one that they step by hand.
-        stall_seconds: a storage call that takes longer trips the breaker.
-    """
+    A storage call that takes longer than ``stall_seconds`` trips the breaker."""
 
     def __init__(
         self,
@@ -71,19 +64,19 @@ class Transfers:
             "touch": asking,
             "read": partial(_give_up, self._moving[READ], self._landed),
             "write": partial(_give_up, self._moving[WRITE], self._landed),
-        }  # by verb of the store: fails the jobs that wait behind a call of it
+        }  # by verb of the store: fail the jobs that wait behind its call
 
     @property
     def idle(self) -> bool:
-        """No job is under way."""
+        """No job is in flight."""
         return not self.tickets and not self.inquiries
 
     def listen(self, callback: Callable[[], None]) -> None:
-        """Call ``callback``, on any thread, whenever a job came back: see :meth:`landed`."""
+        """Call ``callback``, on any thread, whenever a job is done: see :meth:`landed`."""
         self._listener.callback = callback
 
     def submit(self, ticket: Ticket) -> None:
-        """Start a transfer. While the breaker is open, storage's routes fail at once."""
+        """Start a transfer. While the breaker is open, reads and writes fail at once."""
         route = ticket.route
         ticket.submitted = time.monotonic()
         ticket.left = sum(
@@ -101,7 +94,7 @@ class Transfers:
         self._moving[route].submit(ticket)
 
     def ask(self, inquiry: Inquiry) -> None:
-        """Ask storage. While the breaker is open, the inquiry fails at once."""
+        """Start an inquiry. While the breaker is open, it fails at once."""
         self.inquiries += 1
         if self.storage.usable:
             self._asking.submit(inquiry)
@@ -110,7 +103,7 @@ class Transfers:
             self._answered.put(inquiry)
 
     def landed(self) -> Iterator[Job]:
-        """Jobs that came back since the last call. Each is under way until it is taken."""
+        """Collect finished jobs; each stays in flight until it is yielded."""
         for verb in self.storage.hung():
             self._behind[verb]()
         for ticket in self._landed.taken():
@@ -121,8 +114,8 @@ class Transfers:
             yield inquiry
 
     def seconds(self, route: Route, size: int = 0, last: Ticket | None = None) -> float | None:
-        """Seconds that ``size`` more bytes take behind all tickets of a route, or behind ``last``
-        and those before it; None: not measured yet."""
+        """Seconds that ``size`` more bytes take behind a route's tickets, or behind those up to
+        ``last``; None: not measured yet."""
         for ticket in self.tickets:
             if ticket.route is route and not ticket.abandoned:
                 size += ticket.left
@@ -131,16 +124,15 @@ class Transfers:
         return self.speeds[route].seconds(size)
 
     def read_bytes(self, total: int) -> float:
-        """How many of ``total`` bytes one ticket should read."""
+        """Bytes that one ticket should read of ``total``."""
         pace = self.speeds[READ].seconds(1)
         if not pace:
             return _READ_BYTES
         return min(_READ_SECONDS / pace, max(_READ_SHARE * total, _READ_LEAST / pace))
 
     def close(self, timeout: float = 5.0) -> bool:
-        """Carry out what is queued and stop the lanes. Any thread; idempotent.
-
-        False: a call of the store hangs, so the store must not be closed under it."""
+        """Finish all queues and stop the lanes. Any thread; idempotent. False: a call of the store
+        hangs, so the caller must not close the store."""
         end = time.monotonic() + timeout
         for close in (*(lane.close for lane in self._moving.values()), self._asking.close):
             close(max(0.0, end - time.monotonic()))
@@ -148,7 +140,7 @@ class Transfers:
 
 
 def _give_up(lane: Lane[J], inbox: Inbox[J]) -> None:
-    """The jobs that a lane has not begun fail."""
+    """Fail the jobs that a lane has not begun."""
     for job in lane.withdraw():
         job.fail()
         inbox.put(job)
