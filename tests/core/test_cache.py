@@ -1086,7 +1086,7 @@ def test_a_copy_that_breaks_while_room_is_made_is_contained() -> None:
         (lambda w, lease: w.table.allocate(NO_IDS, 1, []), "neither"),
         (
             lambda w, lease: w.table.dying.__setitem__(w.table.allocate(NO_IDS, 1, []), True),
-            "waits",
+            "no holds",
         ),
         (lambda w, lease: _strip(w, lease), "serve no hit"),
     ],

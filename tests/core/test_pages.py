@@ -100,7 +100,7 @@ def test_where_and_resident(table: PageTable) -> None:
         (lambda t: t.holds.__setitem__(t._free.ids[0], 1), "free page id"),
         (lambda t: t.slot.__setitem__((0, 0, 0), 3), "slot without a state"),
         (lambda t: t.holds.__setitem__(0, -1), "negative"),
-        (lambda t: t.pins.__setitem__((0, 0, 0), 1), "not there"),
+        (lambda t: t.pins.__setitem__((0, 0, 0), 1), "not LIVE"),
     ],
     ids=["free twice", "free and held", "slot", "negative", "pinned"],
 )

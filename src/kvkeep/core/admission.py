@@ -108,8 +108,8 @@ class Admission:
         """Whether every group has room for ``total`` tokens; pages of ``path`` in use need none."""
         for g, group in enumerate(self._groups):
             need = self._pages(total)
-            if group.tail is not None:  # the window slides after each step
-                step = 0 if group.working else 1 + self._pages(chunk)  # snapshots are optional
+            if group.tail is not None:  # it holds a step's pages only for a moment
+                step = 0 if group.working else 1 + self._pages(chunk)  # snapshots need no room
                 need = min(need, group.tail + step) + group.working
             shared = np.count_nonzero(self._table.pins[DEVICE, g][path])
             if self._device.available(g) + shared < need:
@@ -123,7 +123,7 @@ class Admission:
             for group, load, gaps in zip(self._groups, plan.load, plan.gaps, strict=True)
         ]
         loads = [(g, load) for g, load in enumerate(plan.load) if len(load)]
-        for g, load in loads:  # making room must not evict what is to be loaded
+        for g, load in loads:  # to make room must not evict what is to be loaded
             self._host.pin(g, load)
         room = self._backup.make_room(needs)
         for g, load in loads:

@@ -69,7 +69,7 @@ class Backup:
     # --- what goes down
 
     def add(self, group: int, pages: Ids) -> None:
-        """Note that a lease committed these pages."""
+        """These were committed."""
         if self._policy.write == "write_through":
             self._save(group, pages)
 
@@ -209,7 +209,7 @@ class Backup:
         """By group, pages that may be saved now; the host has room for them."""
         table, host = self._table, self._host
         lines = [self._look(group) for group in self._groups]
-        for group, waiting in enumerate(lines):  # first: making room may end any page
+        for group, waiting in enumerate(lines):  # first: to make room may end any page
             absent = table.where(HOST, group, waiting, Residence.ABSENT)
             self._residency.make_room(host, group, int(np.count_nonzero(absent)))
         for group, waiting in enumerate(lines):

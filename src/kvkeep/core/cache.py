@@ -272,9 +272,9 @@ class Cache:
         self._prefetcher.advance()
         with self._audit.guard():
             self._backup.advance()
-        self._audit.mend()  # before the next step
+        self._audit.mend()  # a step comes next
         if not landed and not self.transfers.idle:
-            time.sleep(0)  # let the lanes run
+            time.sleep(0)  # lets the lanes' threads run
 
     # --- helpers
 
@@ -324,7 +324,7 @@ class Cache:
         failed store was retried and failed again."""
         breaker, end = self.transfers.storage.breaker, time.monotonic() + timeout
         self._backup.flush()
-        self.tick()  # failed pages rejoin their line before storage is retried
+        self.tick()  # what has failed is in line again before storage is tried again
         trips = breaker.trips
         breaker.retry()
         while self._backup.waiting or not self.idle:
@@ -339,7 +339,7 @@ class Cache:
         if self._closed:
             return
         self._closed = True
-        if self.transfers in _open:  # else the process is exiting and the lanes have ended
+        if self.transfers in _open:  # else the process exits, and the lanes have ended
             self.drain(timeout)
         _open.discard(self.transfers)
         if self.transfers.close() and self.store is not None:

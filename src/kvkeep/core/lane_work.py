@@ -67,7 +67,7 @@ class LaneWork:
             for ticket in batch:
                 ticket.arrival.reach(layer, mark)
 
-        for ticket in batch:  # do not time the device's earlier work
+        for ticket in batch:  # the device's earlier work is no part of the load's time
             ticket.after.synchronize()
         size, began = sum(ticket.left for ticket in batch), time.monotonic()
         with self.speeds[LOAD].under_way(size):

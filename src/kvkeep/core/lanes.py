@@ -125,4 +125,4 @@ class ThreadLane(Generic[J]):
             self._work(batch)
             for job in batch:
                 self._report(job)
-            del batch, job  # a waiting lane must keep nothing alive
+            del batch, job  # a lane that waits keeps nothing alive

@@ -218,7 +218,7 @@ class Prefetcher:
                 zip(left, self._wanted(prefetch.reach, missing), strict=True)
             )
         ]
-        for g, pages in loose:  # not before: making room must not end the path
+        for g, pages in loose:  # not before: to make room must not end the path itself
             self._host.unpin(g, pages)
         reach = prefetch.reach
         while reach and any(n > m for n, m in zip(self._wanted(reach, missing), room, strict=True)):
@@ -236,7 +236,7 @@ class Prefetcher:
         )
         self._table.hold(fresh)
         prefetch.path = np.concatenate((prefetch.path, fresh))
-        for other in self._reads():  # before its own tickets are there
+        for other in self._reads():  # joined before this one's own tickets are there
             if other.overlaps(prefetch.path) and not other.abandoned:
                 self._wait(prefetch, other)
         wanted = missing[:, :pages] & self._residency.rule.needed(pages)

@@ -46,7 +46,7 @@ class HitRule:
         """See :meth:`Presence.usable`."""
         pages = mask.shape[1]
         if not self.counted:
-            return 0  # else every known prefix would be a hit without any state
+            return 0  # or every known prefix were a hit, with no state at all
         if np.count_nonzero(mask) == mask.size:
             return int(pages)
         every = np.asarray(mask[self._every].all(axis=0))

@@ -206,7 +206,7 @@ class DeviceSlots:
         path = lease.path
         at = first + np.flatnonzero(lease.owned[g, first : len(path)])
         if not lease.whole[g]:
-            return NO_IDS  # no hit can use pages after a gap
+            return NO_IDS  # what follows a gap is of no use to others
         if self._groups[g].working:
             at = at[np.isin(at, list(snapshots))]
         state = self._table.state[DEVICE, g][path[at]]

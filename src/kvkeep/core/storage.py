@@ -109,7 +109,7 @@ class Storage:
                 if answer is not None:
                     flags[part] = np.reshape(answer, len(keys[part]))  # no flag counts twice
                 self.breaker.success()
-            except BaseException as error:  # pyo3's PanicException is no Exception
+            except BaseException as error:  # also what is no Exception, as pyo3's PanicException
                 log.warning("storage %s failed: %r", verb, error)
                 self._faults[verb] += 1
                 self.breaker.failure()

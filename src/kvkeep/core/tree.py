@@ -121,7 +121,7 @@ class Tree:
         first = bytes(raw[: self.page_bytes])
         if first in node.kids:
             raise InvariantError("a page is inserted twice")
-        if node.size and not node.kids:  # a leaf below the root
+        if node.size and not node.kids:  # a leaf that is not a root
             node.grow(raw, ids)
         else:
             kid = Node(node.first + node.size, first, bytearray(raw), ids.copy(), node)
@@ -136,7 +136,7 @@ class Tree:
         for page, depth in zip(pages[order].tolist(), depths[order].tolist(), strict=True):
             node = self._node[page]
             at = -1 if node is None else depth - node.first
-            if node is not None and at >= node.size:  # already removed with its ancestor
+            if node is not None and at >= node.size:  # it went with one above it
                 continue
             if at < 0 or node.page(at) != page:
                 raise InvariantError(f"page {page} is not in the tree at depth {depth}")

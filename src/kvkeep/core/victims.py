@@ -42,7 +42,7 @@ class Queue:
         """Note pages that may have become evictable or go earlier now."""
         if len(self._pages) and len(pages):
             self._offered.append(pages)
-            if len(self._offered) > _MOST_OFFERED:  # no ``take`` for long: start over
+            if len(self._offered) > _MOST_OFFERED:  # nobody has taken any for long: begin anew
                 self._pages, self._keys, self._offered = NO_IDS, _NO_KEYS, []
 
     def take(self, most: int) -> Ids:
@@ -78,7 +78,7 @@ class Queue:
             at = np.flatnonzero(self._evictable(block) & (keys <= limit))
             found.append((start + at, keys[at]))
         pages, keys = np.concatenate([f[0] for f in found]), np.concatenate([f[1] for f in found])
-        order = np.argsort(keys, kind="stable")  # fast: keys come in sorted runs
+        order = np.argsort(keys, kind="stable")  # they come in runs, as pages do
         self._pages, self._keys = pages[order], keys[order]
         self._horizon = int(self._keys[-1]) if len(pages) else 0
         return len(pages) > 0
