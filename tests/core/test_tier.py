@@ -97,7 +97,7 @@ def test_misuse_of_slots_is_refused() -> None:
     with pytest.raises(InvariantError, match="second slot"):
         room.tier.adopt(0, page, room.tier.reserve(0, 1), LIVE)
     room.tier.drop(0, page)
-    with pytest.raises(InvariantError, match="without a slot"):
+    with pytest.raises(InvariantError, match="does not own its slot"):
         room.tier.drop(0, page)
 
 
