@@ -48,8 +48,8 @@ def schema(*, draft: bool, tail: int) -> Schema:
 
 
 def stories(rng: random.Random, total: int, pages: int) -> list[tuple[int, ...]]:
-    """Conversations at their full length, which branch from each other at random places: of
-    so many different pages in all, and so many each."""
+    """Conversations at their full length, which branch from each other at random places:
+    ``total`` different pages in all, ``pages`` in each."""
     told: list[tuple[int, ...]] = []
     while total > 0:
         shared = rng.randrange(pages) if told and rng.random() < 0.7 else 0

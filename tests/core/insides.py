@@ -122,7 +122,7 @@ class Insides:
 
     @property
     def tells_storage(self) -> bool:
-        """Storage is unusable, or touches are under way to it."""
+        """Storage is unusable, or touches wait or are in flight."""
         return not self.cache._touches.idle or not self.cache.transfers.storage.usable
 
     def switch_breaker(self, switch: Switch) -> None:

@@ -71,7 +71,7 @@ class Stage:
         self.table = self.inside.table
 
     def _lane(self, name: str, work: Callable, report: Callable) -> ManualLane:
-        """The lane of this name; inquiries wait in line with reads."""
+        """Make a lane; inquiries wait in line with reads."""
         lane = "read" if name == "ask" else name
         return self.lanes.setdefault(lane, ManualQueue()).lane(work, report)
 

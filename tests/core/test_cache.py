@@ -460,7 +460,7 @@ def test_saving_evicts_only_for_what_it_saves() -> None:
 
 
 def test_room_for_a_save_may_end_what_is_saved() -> None:
-    """The host evicts a page that the device lost before its descendants."""
+    """Room for a page evicts its ancestor from the host, which the device has lost: both end."""
     w = world(device=3, host=1)
     request = lease_of(w, A)
     assert w.run(request, 2)
@@ -611,7 +611,7 @@ def test_a_prefetch_takes_what_fits() -> None:
 
 
 def test_a_prefetch_evicts_only_for_what_it_reads() -> None:
-    """A long prompt needs one snapshot, so it may evict only one."""
+    """A hit on a long prompt needs one snapshot: reading it evicts no other prompt's."""
     schema = Schema(Identity("m"), P, (group("full"), group("state", 1)))
     w = World(schema, [40, 40], [40, 12])
     serve(w, [0] * 21, each=2)

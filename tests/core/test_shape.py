@@ -1,4 +1,4 @@
-"""The core knows no kind of model, and stays small."""
+"""The core names no kind of model and stays small."""
 
 import re
 from pathlib import Path
@@ -21,7 +21,7 @@ def lines(file: Path) -> int:
 
 @pytest.mark.parametrize("room", ROOMS)
 def test_no_kind_of_model_is_named(room: str) -> None:
-    """Not even as a part of a word."""
+    """Not even within a word."""
     text = (SOURCE / room).read_text()
     found = re.findall(r"\w*(?:draft|mamba|swa|mla|eagle)\w*", text, re.IGNORECASE)
     assert found == []
