@@ -9,7 +9,7 @@ Invariants:
   rows; a slot that its page lost is private to the ticket.
 - A page outside the tree is dying; its last unhold recycles it.
 - A page in the tree can serve a hit: each group that every hit needs is in a memory tier.
-- In groups that need every page, no page is newer than its ancestor.
+- In groups that need every page, no page was used later than its ancestor.
 
 If one is broken, the audit drops the affected pages and recounts the rest from rows and owners.
 """
@@ -64,11 +64,7 @@ class Guard:
 
 
 class Audit:
-    """Checks and repairs the bookkeeping. Scheduler's thread only.
-
-    Args:
-        leases, prefetches, tickets, lines: live views of all owners.
-    """
+    """Checks and repairs the bookkeeping; sees all owners live. Scheduler's thread only."""
 
     def __init__(
         self,

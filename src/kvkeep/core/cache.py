@@ -279,7 +279,7 @@ class Cache:
     # --- helpers
 
     def _raw(self, run: NDArray[np.int32]) -> memoryview:
-        """Token bytes of the pages that a hit may use: all but the last token's. A view."""
+        """Token bytes of the pages that a hit may use; at least one token is left. A view."""
         pages = (len(run) - 1) // self.schema.page_tokens
         return run[: max(0, pages) * self.schema.page_tokens].view(np.uint8).data
 
@@ -291,9 +291,7 @@ class Cache:
     def evict(self, tier: str) -> int:
         """Evict all idle pages of a memory tier, "device" or "host"; returns how many.
 
-        Raises:
-            RequestError: there is no such tier.
-        """
+        Raises RequestError for any other tier."""
         if tier not in TIERS:
             raise RequestError(f"no memory tier is called {tier!r}: there are {', '.join(TIERS)}")
         place, dropped = self.residency.tiers[TIERS.index(tier)], 0
@@ -380,6 +378,6 @@ class Cache:
         return figures
 
     def check(self) -> None:
-        """Raise InvariantError unless all bookkeeping agrees. Slow: for tests."""
+        """Raise InvariantError unless all bookkeeping agrees. Slow."""
         self.residency.check()
         self._audit.check()

@@ -8,7 +8,7 @@
     page      held --------------------------------->  unheld, after others took what landed
 
 From departure to landing nobody else can get these slots, whatever happens to the request or the
-page. Backup, prefetch and loading decide what moves; only this file pins, adopts and publishes.
+page. Backup, prefetch and loading decide what moves; this file pins, adopts and publishes.
 """
 
 from __future__ import annotations

@@ -220,9 +220,8 @@ class DeviceSlots:
         return adopted
 
     def slide(self, g: int, lease: Lease, start: int) -> None:
-        """Let go of pages before ``start``, and evict them first: a long request's dead pages must
-        not outlive idle sessions' tails. Tails of many hits and lasting snapshots keep their age.
-        """
+        """Let go of pages before ``start`` as the next victims: a long request's dead pages must
+        not outlive idle sessions' tails. Popular tails and lasting snapshots keep their age."""
         at = np.flatnonzero(lease.table[g, :start] != NO_SLOT)
         if not len(at):
             return

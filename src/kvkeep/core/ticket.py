@@ -88,7 +88,7 @@ class Ticket:
     route: Route
     moves: list[Move]
     then: Callable[[Ticket], None]  # applies the outcome; scheduler's thread
-    left: int = 0  # bytes still to move; set by its lane
+    left: int = 0  # bytes still to move; its lane updates it
     submitted: float = 0.0  # monotonic seconds
     abandoned: bool = False  # no request waits for it: its lane may skip it
     after: Mark = NOW  # device commands to wait for
