@@ -208,7 +208,7 @@ class Cache:
 
         Args:
             tokens: ``[final]`` integers in int32's range: the sequence as far as its state is final
-                in every group (computed from accepted tokens, draft state from true features).
+                in every group (from accepted tokens, rebuilt from true features).
             snapshots: pages at whose end running state was copied to their slots since the last
                 commit, for groups with working slots.
 
