@@ -61,7 +61,7 @@ def model(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What ``serve`` would have been called with."""
+    """The arguments that ``serve`` would get."""
     calls: list[Any] = []
     monkeypatch.setattr(server_run, "serve", lambda *args: calls.append(args))
     return calls
@@ -168,7 +168,7 @@ def test_an_address_of_another_machine_is_refused() -> None:
 def test_what_a_server_froze_is_collected_when_it_has_stopped(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Python collects at exit. Objects of extensions that it skips are reported as leaked."""
+    """Frozen objects skip the collection at exit, and extensions report theirs as leaked."""
     frozen: list[int] = []
     monkeypatch.setattr(engine_core, "Engine", lambda _: None)
     monkeypatch.setattr(server_run, "run", lambda *_: frozen.append(gc.get_freeze_count()))
@@ -260,7 +260,7 @@ def fake_server(grace: int) -> Iterator[tuple[subprocess.Popen[str], str]]:
 
 
 class TestEnd:
-    """A server that is told to stop."""
+    """A server that gets a signal to stop."""
 
     @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
     def test_running_requests_finish_and_the_engine_closes(self, number: int) -> None:

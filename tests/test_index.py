@@ -1,4 +1,4 @@
-"""What the index remembers of its rows, beside what somebody reads who remembers nothing."""
+"""The index's cached rows, compared with a fresh reader of the same file."""
 
 from __future__ import annotations
 

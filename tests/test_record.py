@@ -1,4 +1,4 @@
-"""Records prove whose they are and that they are whole."""
+"""Records prove their key and their integrity."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Drawing tokens: the right distribution, and the same token wherever it is drawn."""
+"""Sampling: the right distribution, and the same token in any batch."""
 
 from __future__ import annotations
 

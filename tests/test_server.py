@@ -1,4 +1,4 @@
-"""kvkeep.server, with an engine that only echoes."""
+"""kvkeep.server, with an engine that echoes its prompt."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ async def post(http: httpx.AsyncClient, path: str, **body: Any) -> Any:
 
 
 def events(text: str) -> list[Any]:
-    """The data of each server-sent event; the closing [DONE] is checked and left out."""
+    """The data of each server-sent event, without the closing [DONE], which is checked."""
     lines = [line.removeprefix("data: ") for line in text.split("\n\n") if line]
     assert lines.pop() == "[DONE]"
     return [json.loads(line) for line in lines]

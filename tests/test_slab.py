@@ -1,4 +1,4 @@
-"""Slabs: bytes go where they belong, however little the system moves at once."""
+"""Slabs: all bytes reach their place, however few the system moves per call."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_records_move_however_little_moves_at_once(
 def test_what_waits_for_a_disk_is_known(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: OSError | None, there: bool
 ) -> None:
-    """What the page cache really has, is the system's business."""
+    """``in_memory`` asks with RWF_NOWAIT; the test replaces the page cache's real answer."""
     asked = []
 
     def preadv(_: int, buffers: list[bytearray], offset: int, flags: int) -> int:
@@ -91,7 +91,7 @@ def test_what_waits_for_a_disk_is_known(
 
 
 def test_one_thread_reads_from_a_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two would disturb what the system reads ahead."""
+    """Two threads would disturb the system's read-ahead."""
     monkeypatch.setattr(moving, "SHARED", 0)
     group, page = b"\1" * 16, b"\2" * 32
     slab = Slab(tmp_path / "slab", BODY, writable=True, create=True)

@@ -1,8 +1,8 @@
-"""What one page of cached state is made of, how it is named, and what can go wrong.
+"""The layout of a page of cached state, the keys that name it, and the errors kvkeep raises.
 
-A *page* is a run of ``page_tokens`` tokens. Its state is a set of *groups* (one slot id addresses
-all of a group), each a set of *components* (one tensor per layer). Kinds of state are described
-here as data and never subclassed: how far a hit reaches back is one integer, ``Group.tail``.
+A *page* is ``page_tokens`` consecutive tokens. Its state is a set of *groups* (one slot id
+addresses a whole group), each a set of *components* (one tensor per layer). Data, not subclasses,
+describes the kinds of state: ``Group.tail`` is how many trailing pages a hit needs.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 FORMAT_VERSION = 2
-"""Version of keys and records. Records of another version are plain misses."""
+"""Version of keys and records. Records of another version are misses."""
 
 BLOCK = 4096
-"""What storage keeps of a record is whole blocks of so many bytes."""
+"""Storage allocates records in blocks of this many bytes."""
 
 SECTOR = 512
-"""Record bodies are padded to this many bytes: what direct I/O asks of a buffer."""
+"""Record bodies are padded to a multiple of this many bytes, as direct I/O requires."""
 
 Ids = NDArray[np.intp]
-"""Page ids. Of the width that NumPy indexes with: it converts any other, at ten times the cost."""
+"""Page ids, in NumPy's index width: indexing with any other costs ten times as much."""
 
 Slots = NDArray[np.int32]
-"""Slots of one group in one memory tier; in a block table -1 is none."""
+"""Slots of one group in one memory tier; -1 in a block table: no slot."""
 
 NO_IDS: Ids = np.empty(0, dtype=np.intp)
 NO_SLOTS: Slots = np.empty(0, dtype=np.int32)
@@ -43,38 +43,38 @@ DTYPE_BYTES: Mapping[str, int] = {
 
 
 class KvkeepError(Exception):
-    """Root of every error that kvkeep raises on purpose.
+    """Base class of all errors that kvkeep raises.
 
     ::
 
         KvkeepError
-        +-- ConfigError        what was asked for at start cannot be served (also a ValueError)
-        |   +-- UnsupportedModel   a model, layer or setting that is not supported, by name
-        |   +-- DraftMismatch      a draft that does not fit its target
-        +-- RequestError       one request is refused, nothing else is affected (also a ValueError)
+        +-- ConfigError        the configuration cannot be served (also a ValueError)
+        |   +-- UnsupportedModel   kvkeep does not support a model, layer or setting
+        |   +-- DraftMismatch      a draft model does not fit its target
+        +-- RequestError       one request is refused; others go on (also a ValueError)
         |   +-- PromptTooLong      more tokens than the context or the device pool can hold
         |   +-- ModelNotFound      a request names a model that is not served
-        +-- StoreError         a storage backend failed; contained by the transfer lanes
-        +-- LoadFailed         state on its way to the device was lost; the step is taken again
-        +-- InvariantError     kvkeep's own bookkeeping is wrong; the affected pages are dropped
+        +-- StoreError         a storage backend failed; the lanes contain it
+        +-- LoadFailed         a load to the device failed; its requests repeat the step
+        +-- InvariantError     kvkeep's bookkeeping is wrong; the affected pages are dropped
         +-- Closed             the cache, store or engine was closed
     """
 
 
 class ConfigError(KvkeepError, ValueError):
-    """What was asked for at start cannot be served."""
+    """The configuration cannot be served."""
 
 
 class UnsupportedModel(ConfigError):
-    """A model, layer or setting that is not supported; the message names it."""
+    """kvkeep does not support a model, layer or setting; the message names it."""
 
 
 class DraftMismatch(ConfigError):
-    """A draft model that does not fit its target; the message says where."""
+    """A draft model does not fit its target; the message says where."""
 
 
 class RequestError(KvkeepError, ValueError):
-    """One request is refused; nothing else is affected."""
+    """One request is refused; others go on."""
 
 
 class PromptTooLong(RequestError):
@@ -86,15 +86,15 @@ class ModelNotFound(RequestError):
 
 
 class StoreError(KvkeepError):
-    """A storage backend failed. Lanes contain and count it."""
+    """A storage backend failed. The lanes contain and count the failure."""
 
 
 class LoadFailed(KvkeepError):
-    """State on its way to the device was lost. What waited for it takes its step again."""
+    """A load to the device failed. Requests that waited for it repeat their step."""
 
 
 class InvariantError(KvkeepError):
-    """Bookkeeping is wrong. The affected pages are dropped and serving goes on."""
+    """Bookkeeping is wrong. The cache drops the affected pages and goes on."""
 
 
 class Closed(KvkeepError):
@@ -105,12 +105,12 @@ class Residence(enum.IntEnum):
     """State of one group of one page in one memory tier."""
 
     ABSENT = 0  # no slot
-    WRITING = 1  # a slot whose bytes are on their way
-    LIVE = 2  # a slot whose bytes are there
+    WRITING = 1  # a slot that is being filled
+    LIVE = 2  # a slot whose bytes are valid
 
 
 class Key(NamedTuple):
-    """Name of one record in storage: one group of one page."""
+    """Names one record in storage: one group of one page."""
 
     group: bytes  # 16 bytes: Schema.fingerprint of the group
     page: bytes  # 32 bytes: the page's chained key
@@ -118,11 +118,11 @@ class Key(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Component:
-    """One named piece of a page's state, the same in each of its layers."""
+    """One named tensor of a page's state, with the same shape in each of its layers."""
 
     name: str  # "k", "v", "latent", "conv", "carry", ...
-    layers: tuple[int, ...]  # the layers that have it, in the model's numbering
-    shape: tuple[int, ...]  # of one page in one layer, this rank's shard
+    layers: tuple[int, ...]  # layers that have it, by the model's layer index
+    shape: tuple[int, ...]  # of one page in one layer, on this rank
     dtype: str  # safetensors' names: "BF16", "F8_E4M3", ...
 
     def __post_init__(self) -> None:
@@ -147,15 +147,15 @@ class Component:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Components that live and die together: one slot id addresses all of them."""
+    """Components that are stored and evicted together: one slot id addresses all of them."""
 
     name: str  # "full", "window", "state", "draft"
     components: tuple[Component, ...]
-    tail: int | None = None  # how many trailing pages a hit needs; None = every page
-    sharded: bool = True  # split over tensor-parallel ranks, or the same on each
-    working: int = 0  # slots a running request needs beside its pages
-    required: bool = True  # False: a hit may do without it (policy ``lenient``)
-    source: str = ""  # digest of the weights and settings that only this group depends on
+    tail: int | None = None  # trailing pages that a hit needs; None: every page
+    sharded: bool = True  # over tensor-parallel ranks; False: replicated
+    working: int = 0  # extra slots that a running request needs for recurrent state
+    required: bool = True  # False: a hit may lack it under policy ``lenient``
+    source: str = ""  # digest of weights and settings that affect only this group
 
     def __post_init__(self) -> None:
         if not self.components:
@@ -168,12 +168,12 @@ class Group:
             raise ConfigError(f"group {self.name!r}: snapshots cannot serve every page; set a tail")
 
     def needed(self, pages: int) -> range:
-        """Pages of this group that make pages ``[0, pages)`` usable."""
+        """Pages of this group that a hit of ``pages`` pages needs."""
         return range(0 if self.tail is None else max(0, pages - self.tail), pages)
 
     @property
     def page_bytes(self) -> int:
-        """Bytes of one page, without padding."""
+        """Bytes of one page without padding."""
         return sum(c.page_bytes for c in self.components)
 
     @property
@@ -184,16 +184,16 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What the bytes of every group depend on. Anything that differs is a miss."""
+    """What the bytes of every group depend on. State of another identity is a miss."""
 
-    model: str  # digest of the target's weights and of the config that shapes its forward pass
-    rank: int = 0  # this rank's shard ...
-    world: int = 1  # ... of so many
+    model: str  # digest of the target's weights and forward-pass config
+    rank: int = 0  # tensor-parallel rank
+    world: int = 1  # tensor-parallel size
 
 
 @dataclass(frozen=True, slots=True)
 class Schema:
-    """What one page of this deployment is made of."""
+    """The layout of a page in this deployment."""
 
     identity: Identity
     page_tokens: int
@@ -209,14 +209,13 @@ class Schema:
 
     @property
     def clocks(self) -> tuple[int, ...]:
-        """Which clock each group goes by, numbered from 0: groups that need every page are needed
-        by the same hits, so they share one."""
+        """By group, its clock. Groups that need every page share one: the same hits use them."""
         names = ["" if group.tail is None else group.name for group in self.groups]
         known = list(dict.fromkeys(names))
         return tuple(known.index(name) for name in names)
 
     def fingerprint(self, group: Group) -> bytes:
-        """16 bytes that name ``group``'s records: weights, geometry, shard and format."""
+        """16-byte digest that names ``group``'s records: weights, geometry, shard and format."""
         shard = (self.identity.rank, self.identity.world) if group.sharded else (0, 1)
         what = (group.name, group.components, group.source)
         parts = (FORMAT_VERSION, self.identity.model, shard, self.page_tokens, what)
@@ -224,8 +223,8 @@ class Schema:
 
 
 def root_key(namespace: str) -> bytes:
-    """The chained key that the first page of ``namespace`` follows."""
-    name = namespace.encode("utf-8", "surrogatepass")  # JSON can hold what is no text
+    """32 bytes: the parent key of the first page of ``namespace``."""
+    name = namespace.encode("utf-8", "surrogatepass")  # JSON can hold lone surrogates
     return hashlib.sha256(b"%d:%d:" % (FORMAT_VERSION, len(name)) + name).digest()
 
 
@@ -233,8 +232,8 @@ def chain_keys(parent: bytes, raw: bytes | memoryview, page_tokens: int) -> list
     """Chained keys of whole pages: ``key[i] = SHA256(key[i-1], tokens of page i)``.
 
     Args:
-        parent: key of the page before, or :func:`root_key`.
-        raw: tokens, int32 little-endian; a partial last page is left out.
+        parent: key of the previous page, or :func:`root_key`.
+        raw: tokens, int32 little-endian; a partial last page is ignored.
     """
     size = 4 * page_tokens
     keys = []
@@ -247,11 +246,7 @@ def chain_keys(parent: bytes, raw: bytes | memoryview, page_tokens: int) -> list
 
 
 def as_tokens(tokens: ArrayLike) -> NDArray[np.int32]:
-    """``[n]`` int32, little-endian.
-
-    Raises:
-        RequestError: they are not one row of integers in int32's range.
-    """
+    """``[n]`` little-endian int32 tokens; RequestError unless 1-D integers in int32's range."""
     run = np.asarray(tokens)
     if run.dtype != np.int32:
         fits = np.iinfo(np.int32)

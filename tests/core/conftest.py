@@ -1,4 +1,4 @@
-"""What several test modules of the core ask for by name."""
+"""Fixtures that several test modules of the core share."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from real_lanes import Bench
 
 @pytest.fixture
 def bench() -> Iterator[Callable[..., Bench]]:
-    """Makes benches, and closes them."""
+    """Makes benches, and closes them after the test."""
     benches: list[Bench] = []
 
     def make(*args, **kwargs) -> Bench:

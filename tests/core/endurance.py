@@ -2,8 +2,8 @@
 working set.
 
 ``python tests/core/endurance.py --operations 1000000`` runs them on two processes: half in worlds
-of up to 64 pages, where everything is compared with an oracle after every operation, half on stages
-of thousands, where everything that holds at any size is checked after one in a hundred.
+of up to 64 pages, compared with an oracle after every operation, and half on stages of thousands of
+pages, whose invariants are checked after one operation in a hundred.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from world import World
 from kvkeep.schema import Identity, Schema
 
 P = 4
-SMALL = 64  # slots: up to here, everything is checked after every operation
-SAMPLED = 100  # of so many operations on a large pool, one is checked
+SMALL = 64  # slots: up to this size, everything is checked after every operation
+SAMPLED = 100  # on a large pool, one in so many operations is checked
 WEIGHTS = {
     "arrive": 4, "admit": 6, "grow": 9, "commit": 6, "release": 1.5, "abort": 0.7, "preempt": 0.4,
     "step": 9, "tick": 7, "evict": 0.6, "evict host": 0.4, "lose": 0.4, "outage": 0.1,
@@ -48,8 +48,8 @@ def schema(*, draft: bool, tail: int) -> Schema:
 
 
 def stories(rng: random.Random, total: int, pages: int) -> list[tuple[int, ...]]:
-    """Conversations as long as they will ever be, which part from each other at random places: of
-    so many different pages in all, and so many each."""
+    """Conversations at their full length, which branch from each other at random places:
+    ``total`` different pages in all, ``pages`` in each."""
     told: list[tuple[int, ...]] = []
     while total > 0:
         shared = rng.randrange(pages) if told and rng.random() < 0.7 else 0
@@ -60,7 +60,7 @@ def stories(rng: random.Random, total: int, pages: int) -> list[tuple[int, ...]]
 
 
 class Engine:
-    """What is done to a world or a stage of ``pages`` device slots: an operation at a time."""
+    """Runs random operations, one at a time, on a world or stage of ``pages`` device slots."""
 
     def __init__(self, seed: int, pages: int) -> None:
         self.rng = rng = random.Random(seed)
@@ -80,7 +80,7 @@ class Engine:
         self.checks = 0
 
     def operate(self, number: int) -> None:
-        """One operation that can be done now, and what is checked after it."""
+        """Do one operation that is possible now, and check after it."""
         running = [r for r in self.stage.requests if r.lease]
         waiting = [r for r in self.stage.requests if not r.lease]
         while not self._one(*self.rng.choices(*self.choices), running, waiting):
@@ -93,12 +93,12 @@ class Engine:
         self.stage.check()
 
     def _one(self, kind: str, running: list[Request], waiting: list[Request]) -> bool:
-        """False: there is nothing to do this to."""
+        """Do an operation of this kind; False: it is not possible now."""
         rng, stage = self.rng, self.stage
         if kind == "arrive":
             if len(stage.requests) >= self.many:
                 return False
-            story = self.stories[int(len(self.stories) * rng.random() ** 3)]  # some are dear
+            story = self.stories[int(len(self.stories) * rng.random() ** 3)]  # some are popular
             stage.arrive(story[: rng.randrange(1, len(story) + 1)], ask=rng.random() < 0.8)
         elif kind == "admit":
             if not (waiting := [r for r in waiting if stage.may_come(r)]):
@@ -153,7 +153,7 @@ class Engine:
         if not stage.admit(request, self.rng.randrange(self.chunk)) and (
             request.prefetch and len(stage.requests) == self.many
         ):
-            stage.release(request)  # what it keeps on the host may be what others wait for
+            stage.release(request)  # others may wait for what it keeps on the host
 
     def grow(self, request: Request) -> None:
         rng, stage = self.rng, self.stage
@@ -165,7 +165,7 @@ class Engine:
             stage.release(request, again=True)
 
     def count(self) -> None:
-        """What the cache counted: it ends, or starts anew."""
+        """Add up what the cache counted, before it ends or restarts."""
         figures = self.stage.cache.figures()
         evicted = (n for name, n in figures.items() if name.startswith("evicted_pages_total"))
         self.happened["evicted pages"] += int(sum(evicted))
@@ -178,16 +178,16 @@ class Engine:
 
 @dataclass(frozen=True)
 class Report:
-    """What came of some operations."""
+    """The outcome of some operations."""
 
     operations: int
     checks: int
     happened: Counter[str]
-    violations: list[str]  # where, and what
+    violations: list[str]  # where, and which
 
 
 def endure(seed: int, pages: int, operations: int) -> Report:
-    """So many operations on one stage; a violation ends it."""
+    """Run so many operations on one stage; stop at a violation."""
     engine, done, violations = Engine(seed, pages), 0, []
     try:
         for done in range(1, operations + 1):
@@ -207,7 +207,7 @@ def jobs(operations: int, seed: int) -> list[tuple[int, int, int]]:
 
 
 def main() -> int:
-    """Endure, and say how it went."""
+    """Run all jobs and print a summary."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--operations", type=int, default=1_000_000)
     parser.add_argument("--seed", type=int, default=0)
@@ -234,7 +234,7 @@ def main() -> int:
 
 
 def summary(console: Console, reports: dict[bool, list[Report]], seconds: float) -> int:
-    """Print what was done and found; the exit status."""
+    """Print the operations and violations; returns the exit status."""
     every = f"up to {SMALL} pages, each operation checked"
     table = Table("", every, f"4096 pages, 1 in {SAMPLED} checked", "both")
     halves = [reports[True], reports[False], reports[True] + reports[False]]

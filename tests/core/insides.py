@@ -1,4 +1,4 @@
-"""Where a world looks into a cache: the only place that knows how the core keeps its books.
+"""How a world looks into a cache: the only file of tests that knows the core's bookkeeping.
 
 Everything else that the world asks is public: the calls of ``Cache``, the figures, a lease's slots,
 and the protocols of media, stores and lanes. Arrays are views where the core has them.
@@ -23,13 +23,13 @@ SELECT = kvkeep.core.victims._SELECT
 
 
 def select_victims(share: float) -> None:
-    """Each look for victims puts this share of a tier in order: more, and tiny pools, too, are
-    evicted in several batches."""
+    """Let each scan for victims sort this share of a tier, so that even tiny pools are evicted in
+    several batches."""
     kvkeep.core.victims._SELECT = share
 
 
 class Move(NamedTuple):
-    """Pages of one group that a ticket moves; no slots where one side is storage."""
+    """Pages of one group that a ticket moves; a side that is storage has no slots."""
 
     group: int
     pages: Ids
@@ -39,7 +39,7 @@ class Move(NamedTuple):
 
 
 class Insides:
-    """The books of a cache."""
+    """The bookkeeping of a cache."""
 
     def __init__(self, cache: Cache) -> None:
         self.cache = cache
@@ -68,7 +68,7 @@ class Insides:
 
     @property
     def used(self) -> np.ndarray:
-        """``[groups, pages]``: the clock value when each was needed last."""
+        """``[groups, pages]``: the clock value when each was last needed."""
         return self.table.used[list(self.table.clocks)]
 
     @property
@@ -83,7 +83,7 @@ class Insides:
 
     @property
     def dying(self) -> np.ndarray:
-        """``[pages]``: it left the tree, and somebody holds it."""
+        """``[pages]``: out of the tree but still held."""
         return self.table.dying
 
     @property
@@ -107,44 +107,44 @@ class Insides:
         for root, node in self.cache.residency.tree.walk():
             yield root, id(node), id(node.parent), bytes(node.raw), node.ids.tolist()
 
-    # --- what is under way
+    # --- transfers
 
     def moves(self) -> Iterator[tuple[str, Move]]:
-        """What tickets move that have not been collected: kind, and pages of one group."""
+        """Moves of tickets that were not collected yet, with their kind."""
         for ticket in self.cache.transfers.tickets:
             for m in ticket.moves:
                 yield ticket.route.name, Move(m.group, m.pages, m.source, m.target, m.keys)
 
     @property
     def busy(self) -> bool:
-        """Tickets are under way."""
+        """Tickets are in flight."""
         return not self.cache.transfers.idle
 
     @property
     def tells_storage(self) -> bool:
-        """Storage is out, or will hear of hits in memory."""
+        """Storage is unusable, or touches wait or are in flight."""
         return not self.cache._touches.idle or not self.cache.transfers.storage.usable
 
     def switch_breaker(self, switch: Switch) -> None:
-        """The breaker of storage is ``switch`` from now on."""
+        """Replace the breaker of storage by ``switch``."""
         self.cache.transfers.storage.breaker = switch
 
     def read_at_once(self, size: int) -> None:
-        """One read ticket is of so many bytes, whatever was measured."""
+        """Let each read ticket have so many bytes, whatever was measured."""
         self.cache.transfers.read_bytes = lambda total: size
 
     # --- leases
 
     def own(self, lease: Lease, g: int) -> np.ndarray:
-        """Slots that are the lease's alone: private pages, then running state."""
+        """Slots that only the lease has: private pages, then recurrent state."""
         return np.concatenate((lease.table[g, lease.owned[g]], lease.running[g]))
 
     def owned(self, lease: Lease, g: int) -> np.ndarray:
-        """``[capacity in pages]``: where the lease has a slot of its own."""
+        """``[capacity in pages]``: the lease's slot is private."""
         return lease.owned[g]
 
     def landed(self, lease: Lease, g: int) -> Slots:
-        """The block table without what is still being loaded."""
+        """The block table without slots that are still being loaded."""
         return lease.table[g]
 
     def coming(self, lease: Lease, g: int) -> set[int]:
@@ -152,42 +152,42 @@ class Insides:
         return set(lease.coming[g][0].tolist()) if g in lease.coming else set()
 
     def publishes(self, lease: Lease, g: int) -> bool:
-        """The lease's prefix has no gaps in this group, so what follows is for others, too."""
+        """The lease's prefix has no gaps in this group, so later pages are shared too."""
         return lease.whole[g]
 
     def detached(self, lease: Lease) -> bool:
         """The lease's path left the tree."""
         return lease.detached or bool(lease.pages and self.dying[lease.path[-1]])
 
-    # --- what breaks
+    # --- repair
 
     @property
     def audit(self):
-        """Mends the books."""
+        """The audit, which mends the bookkeeping."""
         return self.cache._audit
 
     def stumble(self, error: Exception) -> None:
-        """Somebody notices that the books are wrong."""
+        """Report broken bookkeeping, as a failed check would."""
         with self.audit.guard():
             raise error
 
-    # --- what operators and other requests do
+    # --- operators and other requests
 
     def evict(self, tier: int, g: int, count: int) -> Ids:
-        """Drop up to ``count`` pages of a group from a tier; which."""
+        """Evict up to ``count`` pages of a group from a tier; returns them."""
         residency = self.cache.residency
         return residency.evict((residency.device, residency.host)[tier], g, count)
 
     def pin_host(self, g: int) -> None:
-        """Somebody uses all that the host has of a group."""
+        """Pin all pages of a group that the host has."""
         host = self.cache.residency.host
         host.pin(g, np.flatnonzero(self.state[1, g] == Residence.LIVE))
 
     def flush(self) -> None:
-        """As :meth:`Cache.drain` begins."""
+        """Flush as :meth:`Cache.drain` does first."""
         self.cache._backup.flush()
 
-    # --- what waits, and how much there is
+    # --- lines and counts
 
     def unsaved(self, g: int) -> list[Ids]:
         """Entries of the line to the host, in order; the list itself."""
@@ -199,7 +199,7 @@ class Insides:
 
     @property
     def stored(self) -> np.ndarray:
-        """``[groups, pages]``: storage is known to have it."""
+        """``[groups, pages]``: the hint that storage has it."""
         return self.table.stored
 
     @property
@@ -208,18 +208,18 @@ class Insides:
         return len(self.cache._leases)
 
     def free(self, tier: int, g: int) -> int:
-        """Slots that nobody has."""
+        """Free slots."""
         return self.cache.residency.tiers[tier].free_slots(g)
 
     def available(self, tier: int, g: int) -> int:
-        """Slots that are free, or that evicting all that is idle would free."""
+        """Slots that are free or that evicting everything idle would free."""
         return self.cache.residency.tiers[tier].available(g)
 
     def reading(self) -> list[Ticket]:
-        """Reads under way, in order."""
+        """Reads in flight, in order."""
         return [ticket for ticket in self.cache.transfers.tickets if ticket.route is READ]
 
     def speed(self, lane: str) -> Speed:
-        """What is measured of "load" or "read", in bytes."""
+        """The measured speed of "load" or "read", in bytes."""
         speeds = {route.name: speed for route, speed in self.cache.transfers.speeds.items()}
         return speeds[lane]

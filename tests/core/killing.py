@@ -1,7 +1,7 @@
 """Runs killers on a changed copy of the package, each in a fork of one prepared process.
 
 The prepared process has imported what the killers need, but nothing of kvkeep: a fork imports the
-changed copy as a new interpreter would, without waiting for numpy, hypothesis and pytest.
+changed copy as a new interpreter would, without importing numpy, hypothesis and pytest again.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ FORKS.set_forkserver_preload(
 
 
 class Verdict(NamedTuple):
-    status: int  # what the run exited with; that of pytest, or 1 if a walk failed
+    status: int  # exit status of the run: pytest's, or 1 if a walk failed
     output: str
 
     @property
     def killed(self) -> bool:
-        """A test or the check of a walk failed. False if nothing did, or if nothing started."""
+        """A test or a walk's check failed. False: all passed, or nothing ran."""
         return self.status == 1 and ("walk(" in self.output or "FAILED" in self.output)
 
 
@@ -54,8 +54,8 @@ def overlay(root: Path, source: Path, changed: Mapping[str, str]) -> None:
 
 
 def run(root: Path, killers: Collection[str]) -> Verdict:
-    """Run all these killers in one process that imports kvkeep from ``root``. Nothing that they
-    started outlives them.
+    """Run all these killers in one process that imports kvkeep from ``root``, and kill
+    whatever they started.
 
     Raises:
         TimeoutError: They took longer than ``PATIENCE``.
@@ -66,7 +66,7 @@ def run(root: Path, killers: Collection[str]) -> Verdict:
     process.join(PATIENCE)
     status, text = process.exitcode, output.read_text(errors="replace")
     with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)  # also what a test that failed has left behind
+        os.killpg(process.pid, signal.SIGKILL)  # also processes that a failed test left behind
     process.join()
     if status is None:
         raise TimeoutError(f"no verdict after {PATIENCE} s\n{text[-2000:]}")
@@ -74,7 +74,7 @@ def run(root: Path, killers: Collection[str]) -> Verdict:
 
 
 def _fork(root: Path, killers: list[str], output: Path) -> None:
-    """What a fork does: it exits with the status of the killers."""
+    """Run the killers in a fork and exit with their status."""
     os.setsid()  # so that all that it started can be killed with it
     with output.open("wb") as file:
         os.dup2(file.fileno(), sys.stdout.fileno())

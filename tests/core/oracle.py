@@ -1,6 +1,6 @@
-"""What a cache must do, in plain dicts: written without the core, from DESIGN.md alone.
+"""An oracle of the cache in plain dicts: written without the core, from its design alone.
 
-Pages go by their prompts, so that nothing here knows of page ids, slots or nodes.
+A page is named by its prompt: the oracle knows no page ids, slots or nodes.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from dataclasses import dataclass
 
 from request import Path
 
-MANY = 2  # hits that make a place worth keeping
+MANY = 2  # hits that make a tail worth keeping
 
 
 @dataclass(slots=True)
 class Clocks:
-    """Of one page, by group: when it was needed last, and how many hits needed it."""
+    """By group, when a page was last needed and how many hits needed it."""
 
     used: list[int]
     hits: list[int]
@@ -31,11 +31,11 @@ class Oracle:
         self.pages: defaultdict[Path, Clocks] = defaultdict(self.fresh)
 
     def fresh(self) -> Clocks:
-        """Of a page that nobody has needed."""
+        """The clocks of a page that nothing has needed."""
         return Clocks([0] * len(self.tails), [0] * len(self.tails))
 
     def known(self, paths: Iterable[Path]) -> list[Clocks]:
-        """Of these pages."""
+        """The clocks of these pages."""
         fresh = self.fresh()
         return [self.pages.get(path, fresh) for path in paths]
 
@@ -46,7 +46,7 @@ class Oracle:
         return range(max(0, pages - (pages if tail is None else tail)), pages)
 
     def stamp(self, path: Callable[[int], Path], pages: int) -> None:
-        """All that a hit of so many pages needs is needed now."""
+        """Mark all that a hit of so many pages needs as needed now."""
         self.clock += 1
         clocks = [self.pages[path(i)] for i in range(pages)]
         for g in range(len(self.tails)):
@@ -54,26 +54,26 @@ class Oracle:
                 clocks[i].used[g] = self.clock
 
     def hit(self, path: Callable[[int], Path], pages: int) -> None:
-        """A hit ended after so many pages. It counts in groups with a tail, up to :data:`MANY`."""
+        """Count a hit of so many pages in groups with a tail, up to :data:`MANY`."""
         for g in [g for g, tail in enumerate(self.tails) if tail is not None]:
             for i in self.needed(g, pages):
                 hits = self.pages[path(i)].hits
                 hits[g] = min(hits[g] + 1, MANY)
 
     def slide(self, g: int, path: Path) -> None:
-        """A request slid past a page: it goes first, unless many hits end there."""
+        """Note that a request slid past a page: it is evicted first unless many hits end there."""
         if self.pages[path].hits[g] < MANY:
             self.pages[path].used[g] = 0
 
     def keep(self, alive: Callable[[Path], bool]) -> None:
-        """All other pages are forgotten."""
+        """Forget all other pages."""
         for path in [path for path in self.pages if not alive(path)]:
             del self.pages[path]
 
     # --- hits
 
     def longest(self, known: int, groups: Iterable[int], has: Callable[[int, int], bool]) -> int:
-        """The most pages, of so many that are known, such that each group has all it needs."""
+        """The longest hit on these pages such that each group has all it needs."""
         groups = list(groups)
         for pages in range(known, 0, -1):
             if all(has(g, i) for g in groups for i in self.needed(g, pages)):
@@ -87,12 +87,12 @@ class Oracle:
     # --- eviction
 
     def rank(self, g: int, path: Path) -> tuple[int, int]:
-        """The lowest goes first."""
+        """The sort key of a page; the lowest is evicted first."""
         used = self.pages[path].used[g] if path in self.pages else 0
         return used, -len(path[1])
 
     def ranks(self, g: int, paths: Collection[Path]) -> list[tuple[int, int]]:
-        """Of what may go, in the order in which it goes."""
+        """The ranks of evictable pages, in eviction order."""
         return sorted(self.rank(g, path) for path in paths)
 
 
@@ -102,7 +102,7 @@ def follows(path: Path, head: Path) -> bool:
 
 
 def with_ancestors(paths: Iterable[Path], size: int) -> set[Path]:
-    """These pages, and all above them."""
+    """These pages and all their ancestors."""
     return {
         (namespace, tokens[:end])
         for namespace, tokens in paths
@@ -111,7 +111,7 @@ def with_ancestors(paths: Iterable[Path], size: int) -> set[Path]:
 
 
 def parentless(tree: Mapping[Path, int], size: int) -> list[Path]:
-    """Pages whose parent is not there."""
+    """Pages whose parent is missing."""
     return [
         (namespace, tokens)
         for namespace, tokens in tree

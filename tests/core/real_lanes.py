@@ -1,4 +1,4 @@
-"""Transfers on real threads, over media of meanings: for tests of lanes and of store calls."""
+"""Transfers on real threads over media that hold names of bytes, for tests of lanes and stores."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def ids(*values: int) -> np.ndarray:
 
 
 def nothing(job: Job) -> None:
-    """What a test does with an outcome that it reads itself."""
+    """A ``then`` of tickets whose outcome the test reads itself."""
 
 
 def until(happened: Callable[[], bool], seconds: float = 60.0) -> None:
@@ -34,7 +34,7 @@ def until(happened: Callable[[], bool], seconds: float = 60.0) -> None:
 
 
 class Gate(DictStore):
-    """A store whose calls wait at a gate, and which counts them."""
+    """A store that counts its calls and lets them wait at a gate."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class Gate(DictStore):
 
 
 class Bench:
-    """Transfers over a medium of meanings, on real threads."""
+    """Transfers on real threads over media that hold names of bytes."""
 
     def __init__(self, store=None, stall: float = 60.0, schema: Schema = TWO) -> None:
         self.media = TruthMedia([600, 600], [600, 600])
@@ -76,7 +76,7 @@ class Bench:
         return taken
 
     def names(self, group: int, *pages: int) -> list[Key]:
-        """What storage calls these pages."""
+        """Storage keys of these pages."""
         return self.transfers.storage.names(group, self.keys(*pages))
 
     def keys(self, *pages: int) -> list[bytes]:
@@ -84,7 +84,7 @@ class Bench:
         return [bytes([i % 251, i // 251]) * 16 for i in pages]
 
     def move(self, group: int, *slots: int) -> Move:
-        """Pages that are in slots of their own number, on every side."""
+        """A move of pages whose slots have the same numbers as the pages."""
         return Move(group, ids(*slots), self.names(group, *slots), ids(*slots), ids(*slots))
 
     def submit(self, route: Route, *moves: Move) -> Ticket:
@@ -93,7 +93,7 @@ class Bench:
         return ticket
 
     def lookup(self, *memory: list[bool]) -> Lookup:
-        """A question about the first pages; by group, which of them memory has."""
+        """A lookup of the first pages; by group, which of them memory has."""
         names = [self.names(g, *range(len(has))) for g, has in enumerate(memory)]
         rule = HitRule(self.schema.groups, strict=True)
         lookup = Lookup(names, Presence(rule, np.array(memory, bool)), nothing)

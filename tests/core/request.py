@@ -1,4 +1,4 @@
-"""A request of an engine, and the names of what it writes."""
+"""A request of an engine, and the names of the bytes that it writes."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from schemas import P
 
 from kvkeep.core.lease import Lease, Prefetch
 
-Path = tuple[str, tuple[int, ...]]  # a page by its prompt: namespace, and all tokens to its end
+Path = tuple[str, tuple[int, ...]]  # a page's name: namespace, and all tokens to its end
 
 GROUPS = 16  # names of one page's groups are neighbours
 _serial = itertools.count(1)
 
 
 def root(namespace: str) -> bytes:
-    """The key that a namespace's first page follows, written down a second time."""
+    """The root key of a namespace, implemented a second time."""
     return hashlib.sha256(b"2:%d:" % len(namespace) + namespace.encode()).digest()
 
 
 def chain(namespace: str, tokens: tuple[int, ...], size: int) -> list[bytes]:
-    """The chained keys of whole pages, written down a second time."""
+    """The chained keys of whole pages, implemented a second time."""
     key, keys = root(namespace), []
     for end in range(size, len(tokens) + 1, size):
         key = hashlib.sha256(key + struct.pack(f"<{size}i", *tokens[end - size : end])).digest()
@@ -46,7 +46,7 @@ def names(keys: np.ndarray) -> np.ndarray:
 
 @dataclass(eq=False)
 class Request:
-    """One request, which writes true bytes, and junk where it speculates."""
+    """One request, which writes true bytes, and junk for speculated tokens."""
 
     namespace: str
     tokens: tuple[int, ...]
@@ -56,13 +56,13 @@ class Request:
     computed: int | None = None  # tokens; None until it began to run
     snapshots: list[int] = field(default_factory=list)  # pages, since the last commit
     cuts: set[int] = field(default_factory=set)  # pages where a hit may be expected to end
-    outrun: set[tuple[int, int]] = field(default_factory=set)  # slid past before they had landed
+    outrun: set[tuple[int, int]] = field(default_factory=set)  # slid past before they landed
     serial: int = field(default_factory=_serial.__next__)
 
     def __post_init__(self) -> None:
         keys = chain(self.namespace, self.tokens, self.size)
         self.keys = np.frombuffer(b"".join(keys), np.uint8).reshape(len(keys), 32)
-        self.truth = names(self.keys)  # [pages]: what its bytes are, in group 0
+        self.truth = names(self.keys)  # [pages]: names of its bytes in group 0
 
     def path(self, page: int) -> Path:
         return self.namespace, self.tokens[: (page + 1) * self.size]
@@ -73,5 +73,5 @@ class Request:
 
     @property
     def running(self) -> int:
-        """The name of its running state."""
+        """The name of its recurrent state."""
         return -(self.serial << 20 | self.computed)

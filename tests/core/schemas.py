@@ -1,4 +1,4 @@
-"""Schemas with every kind of group, small enough to fill."""
+"""Small schemas with every kind of group."""
 
 from kvkeep.schema import Component, Group, Identity, Residence, Schema
 

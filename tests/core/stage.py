@@ -1,8 +1,8 @@
-"""A cache on a stage where the truth is known: what each slot's bytes are, and who wrote them.
+"""A cache on a stage that knows the true bytes of each slot and who wrote them.
 
-The media hold, instead of bytes, the name of what the bytes would be. Lanes move when they are
-stepped, in any order, and fail when told to. Here is what may happen, and what holds on a stage of
-any size. :class:`world.World` is a small one, and compares every step with an oracle of dicts.
+The media hold names instead of bytes. Lanes move when a test steps them, in any order, and fail
+when told to. This file has the operations and the invariants of a stage of any size;
+:class:`world.World` is a small stage that compares every step with an oracle of dicts.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ TIERS = ("device", "host")
 
 
 class Stage:
-    """The operations. Arguments that choose are taken modulo what there is to choose from."""
+    """Operations and checks. Arguments that choose are taken modulo the number of choices."""
 
     def __init__(
         self,
@@ -44,8 +44,8 @@ class Stage:
         self.prints = {schema.fingerprint(grp): g for g, grp in enumerate(schema.groups)}
         self.store = DictStore()
         self.lost: set[Key] = set()
-        self.happened: Counter[str] = Counter()  # so that a run can show that it did something
-        self.reads: int | None = None  # bytes of one read, or as many as the cache likes
+        self.happened: Counter[str] = Counter()  # shows that a run did something
+        self.reads: int | None = None  # bytes of one read; None: the cache decides
         self.restart()
 
     def settings(self) -> Policy:
@@ -55,10 +55,10 @@ class Stage:
     def inside(self) -> Insides:
         return Insides(self.cache)
 
-    # --- what may happen
+    # --- operations
 
     def restart(self) -> None:
-        """A new process on the same store."""
+        """Start a new cache on the same store."""
         self.lanes: dict[str, ManualQueue] = {}
         self.requests: list[Request] = []
         self.media = TruthMedia(self.device, self.host)
@@ -71,7 +71,7 @@ class Stage:
         self.table = self.inside.table
 
     def _lane(self, name: str, work: Callable, report: Callable) -> ManualLane:
-        """Questions to storage wait in line with reads."""
+        """Make a lane; inquiries wait in line with reads."""
         lane = "read" if name == "ask" else name
         return self.lanes.setdefault(lane, ManualQueue()).lane(work, report)
 
@@ -85,7 +85,7 @@ class Stage:
         return request
 
     def may_come(self, request: Request) -> bool:
-        """It waits to be admitted, and for nothing else."""
+        """It only waits to be admitted."""
         return not request.lease and (not request.prefetch or self.cache.ready(request.prefetch))
 
     def admit(self, request: Request, chunk: int) -> bool:
@@ -110,7 +110,7 @@ class Stage:
     ) -> bool:
         """One step: grow, compute ``count`` tokens and speculate ``ahead`` more, commit.
 
-        ``stop``: end where a snapshot is due, if that is before."""
+        ``stop``: end earlier if a snapshot is due."""
         lease = request.lease
         if not lease or not self.arrived(lease):
             return False
@@ -130,7 +130,7 @@ class Stage:
         return True
 
     def grow(self, request: Request, tokens: int) -> bool:
-        """Slots for so many tokens in every group, or nothing."""
+        """Reserve slots for so many tokens in every group, or none."""
         lease = request.lease
         before = [len(lease.slots(grp.name)) for grp in self.schema.groups]
         if self.cache.grow(lease, tokens):
@@ -140,7 +140,7 @@ class Stage:
         return False
 
     def arrived(self, lease: Lease) -> bool:
-        """Whether a step would neither wait nor fail. The cache may not have heard of it yet."""
+        """Whether all loads landed, even if no tick has applied them yet."""
         if any(ticket.arrival in lease.arriving for ticket in self.lanes["load"].queue):
             return False
         try:
@@ -151,7 +151,7 @@ class Stage:
         return True
 
     def _compute(self, request: Request, final: int, ahead: int) -> None:
-        """What a model's step does to the device: all it writes is the request's own."""
+        """Write what a model's step writes: only private slots of the request."""
         lease, size = request.lease, self.size
         first, whole, last = request.computed // size, final // size, -(-(final + ahead) // size)
         for g, grp in enumerate(self.schema.groups):
@@ -183,7 +183,7 @@ class Stage:
         self._check_path(request)
 
     def release(self, request: Request, again: bool = False) -> None:
-        """The request ends, in the middle of anything; ``again``: preempted, to come back."""
+        """End the request at any time; ``again``: it was preempted and comes back."""
         for _ in range(2):
             if request.lease:
                 self.cache.release(request.lease)
@@ -194,7 +194,7 @@ class Stage:
             self.requests.remove(request)
 
     def step(self, lane: str, first: int = 0, count: int = 1, fault: str = "") -> None:
-        """A lane moves some of its queue."""
+        """Let a lane run some of its queue."""
         queue = self.lanes[lane]
         if not queue.queue:
             return
@@ -211,11 +211,11 @@ class Stage:
         self.happened["evicted"] += len(self.inside.evict(tier, g, count))
 
     def empty(self, tier: int) -> None:
-        """What an operator may ask for: all that is not in use goes."""
+        """Evict all idle pages, as an operator may."""
         self.happened["evicted"] += self.cache.evict(TIERS[tier])
 
     def lose(self, index: int) -> None:
-        """A record goes from storage behind the cache's back."""
+        """Delete a record from storage behind the cache's back."""
         if records := self.store.records:
             key = next(islice(records, index % len(records), None))
             del records[key]
@@ -224,10 +224,10 @@ class Stage:
     def outage(self, on: bool) -> None:
         self.switch.open = on
 
-    # --- what always holds
+    # --- invariants
 
     def check(self) -> None:
-        """Everything there is to check, in this state."""
+        """Check every invariant."""
         self.cache.check()
         assert not self.cache.counts["invariant_errors_total"], "bookkeeping went wrong"
         self._check_owners()
@@ -244,7 +244,7 @@ class Stage:
         assert right, "a path of another prompt's pages"
 
     def _check_owners(self) -> None:
-        """Each slot has one owner: a page, or a request whose own it is."""
+        """Each slot has one owner: a page, or the request that it is private to."""
         inside, (_, groups, most) = self.inside, self.media.tiers.shape
         tier, g, _ = rows = (inside.state != ABSENT).nonzero()
         sizes = np.array([self.device, self.host])
@@ -259,7 +259,7 @@ class Stage:
             raise AssertionError(f"{self.who(*map(int, at))} share a slot")
 
     def who(self, tier: int, g: int, slot: int) -> list[str]:
-        """All owners of a slot, for people."""
+        """All owners of a slot, as text."""
         inside = self.inside
         rows = (inside.state[tier, g] != ABSENT) & (inside.slot[tier, g] == slot)
         found = [self.said(int(name) + g) for name in names(inside.keys[rows])]
@@ -268,7 +268,7 @@ class Stage:
         return found + [f"request {serial}" for serial in own]
 
     def said(self, value: int) -> str:
-        """What a slot holds, for people."""
+        """The name of a slot's bytes, as text."""
         if value == JUNK:
             return "junk"
         if value < 0:
@@ -276,11 +276,11 @@ class Stage:
         return f"{self.schema.groups[value % GROUPS].name} of {self.page(value - value % GROUPS)}"
 
     def page(self, name: int) -> str:
-        """A page, for people."""
+        """A page, as text."""
         return f"page {name:#x}"
 
     def _check_bytes(self) -> None:
-        """Where a page's bytes are said to be, there they are."""
+        """Every LIVE slot holds its page's bytes."""
         inside = self.inside
         tier, g, page = live = (inside.state == LIVE).nonzero()
         self._compare(self.media.tiers[tier, g, inside.slot[live]], names(inside.keys)[page] + g)
@@ -292,14 +292,14 @@ class Stage:
             raise AssertionError(f"wrong bytes: {wrong}, not {right}")
 
     def _check_storage(self) -> None:
-        """What was written since the last look; what is written does not change."""
+        """Records written since the last check are right; records do not change."""
         for key, value in self.store.written:
             right = int(names(np.frombuffer(key.page, np.uint8))) + self.prints[key.group]
             assert value == right, f"wrong bytes in storage: {self.said(value)}"
         self.store.written.clear()
 
     def _check_tickets(self) -> None:
-        """A ticket owns where it writes, and nothing is read twice at once."""
+        """A ticket owns the slots that it fills, and no page is read twice at once."""
         inside, reading = self.inside, Counter()
         for kind, move in inside.moves():
             tier = 0 if kind == "load" else 1
@@ -312,7 +312,7 @@ class Stage:
         assert max(reading.values(), default=0) <= 1, "a record is read twice at once"
 
     def _check_lease(self, request: Request) -> None:
-        """What the next step reads is there, and is right."""
+        """The next step finds the right bytes in every slot that it reads."""
         lease = request.lease
         pages = lease.pages if request.computed is None else request.computed // self.size
         if request.computed is None:
@@ -334,17 +334,17 @@ class Stage:
     # --- the end
 
     def settle(self) -> None:
-        """Everything under way lands."""
+        """Let everything in flight land."""
         for _ in range(1000):
             self.tick()
             if not self.inside.busy:
-                return  # what waits in line now, waits for requests
+                return  # what still waits in line waits for requests
             for lane in self.lanes:
                 self.step(lane, 0, 99)
         raise AssertionError("transfers never end")
 
     def finish(self) -> None:
-        """All requests end, one by one; nothing is left behind, and the cache still serves."""
+        """End all requests: nothing is leaked, and the cache still serves."""
         self.outage(False)
         while self.requests:
             self.settle()
@@ -373,7 +373,7 @@ class Stage:
                 )
 
     def _check_written(self) -> None:
-        """What memory has, storage has, but for what was lost and what was counted."""
+        """Storage has what memory has, except pages that were lost or counted as unwritten."""
         inside, missing = self.inside, 0
         pages = np.concatenate([np.empty(0, np.intp), *(ids for *_, ids in inside.runs())])
         keys = [key.tobytes() for key in inside.keys[pages.astype(np.intp)]]

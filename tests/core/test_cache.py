@@ -1,4 +1,4 @@
-"""The cache, scene by scene. What may happen in any order is in ``test_state_machine``."""
+"""The cache, one scenario at a time; ``test_state_machine`` tries operations in any order."""
 
 import threading
 import time
@@ -27,12 +27,12 @@ A = [1, 1, 2, 2, 3, 3, 4]  # three pages that a hit may use
 
 
 def world(schema: Schema = TWO, device: int = 16, host: int = 16, **more) -> World:
-    """A roomy one."""
+    """A world with room for all that its test does."""
     return World(schema, [device] * len(schema.groups), [host] * len(schema.groups), **more)
 
 
 def serve(w: World, tokens: list[int], namespace: str = "", each: int = 99) -> None:
-    """A request from its arrival to its end, and all that follows from it."""
+    """Run a request from its arrival to its end, and let all transfers land."""
     request = w.arrive(tokens, namespace)
     w.settle()
     assert w.admit(request, len(tokens))
@@ -46,7 +46,7 @@ def serve(w: World, tokens: list[int], namespace: str = "", each: int = 99) -> N
 
 
 def lease_of(w: World, tokens: list[int], ask: bool = False):
-    """An admitted request whose pages are there."""
+    """An admitted request whose loads have landed."""
     request = w.arrive(tokens, ask=ask)
     w.settle()
     assert w.admit(request)
@@ -113,7 +113,7 @@ def test_the_group_that_limits_a_hit_is_named() -> None:
 
 
 def test_a_group_that_a_hit_may_do_without_does_not_limit_it() -> None:
-    """Under ``lenient`` the group to name is one that counts, wherever it stands."""
+    """Under ``lenient`` the hit is limited by a group that counts, whatever the order of groups."""
     schema = Schema(Identity("m"), P, (group("draft", required=False), *FOUR.groups[:3]))
     w = world(schema, missing="lenient")
     serve(w, A, each=2)
@@ -125,7 +125,7 @@ def test_a_group_that_a_hit_may_do_without_does_not_limit_it() -> None:
 
 @pytest.mark.parametrize(("missing", "pages"), [("strict", 0), ("lenient", 3), ("stale", 3)])
 def test_a_missing_optional_group_is_a_policy(missing: str, pages: int) -> None:
-    """strict: no hit; lenient: masked up to the gap; stale: slots with anybody's bytes."""
+    """strict: no hit; lenient: masked up to the gap; stale: slots with other pages' bytes."""
     w = world(FOUR, missing=missing)
     serve(w, A)
     for tier in range(2):
@@ -147,7 +147,7 @@ def test_a_missing_optional_group_is_a_policy(missing: str, pages: int) -> None:
 
 
 def test_a_lenient_hit_comes_from_storage_too() -> None:
-    """Say, the draft was replaced: the target's records are as good as before."""
+    """For example, the draft was replaced: the target's records stay valid."""
     w = world(FOUR, missing="lenient")
     serve(w, A)
     draft = FOUR.fingerprint(FOUR.groups[3])
@@ -163,7 +163,7 @@ def test_a_lenient_hit_comes_from_storage_too() -> None:
 
 
 def test_a_duplicate_takes_the_row_and_frees_its_own() -> None:
-    """Two requests compute the same pages: one set of slots is kept."""
+    """Two requests compute the same pages: the cache keeps one set of slots."""
     w = world()
     first, second = lease_of(w, A), lease_of(w, A)
     for request in (first, second):
@@ -174,7 +174,7 @@ def test_a_duplicate_takes_the_row_and_frees_its_own() -> None:
 
 
 def test_a_duplicate_fills_holes() -> None:
-    """What eviction took from a page, the next request that computes it puts back."""
+    """The next request that computes a page restores the groups that were evicted."""
     w = world(FOUR)
     serve(w, A)
     for tier in range(2):
@@ -209,7 +209,7 @@ def test_a_partial_page_is_not_committed() -> None:
 
 
 def test_a_rejected_draft_finds_its_window_again() -> None:
-    """Windows slide by what was accepted, never by what was tried."""
+    """Windows slide by accepted tokens, never by speculated ones."""
     w = world(FOUR)
     request = lease_of(w, [0] * 12)
     w.run(request, 6)
@@ -220,7 +220,7 @@ def test_a_rejected_draft_finds_its_window_again() -> None:
 
 
 def test_a_window_that_a_hit_ended_in_outlives_one_that_slid_by() -> None:
-    """All pages of a useful window stay, not its last alone; dead pages go first."""
+    """All pages of a window that a hit used stay; pages that slid by are evicted first."""
     schema = Schema(Identity("m"), P, (group("full"), group("window", 2)))
     w = world(schema)
     serve(w, [0, 0, 0, 0, 9])
@@ -231,7 +231,7 @@ def test_a_window_that_a_hit_ended_in_outlives_one_that_slid_by() -> None:
 
 
 def test_pages_that_slid_by_are_cold_on_the_host_too() -> None:
-    """Even where the host has chosen its next victims already."""
+    """Even if the host has already sorted its next victims."""
     schema = Schema(Identity("m"), P, (group("full"), group("window", 1)))
     w = world(schema)
     for token in range(1, 7):
@@ -245,7 +245,7 @@ def test_pages_that_slid_by_are_cold_on_the_host_too() -> None:
 
 
 def test_of_two_hits_a_place_is_kept_of_one_it_is_not() -> None:
-    """One hit is how any conversation goes on; two are a prefix that many share."""
+    """Every conversation's next turn makes one hit; two hits show a shared prefix."""
     schema = Schema(Identity("m"), P, (group("full"), group("window", 2)))
     for hits, pages in ((1, 0), (2, 2)):
         w = world(schema)
@@ -258,11 +258,11 @@ def test_of_two_hits_a_place_is_kept_of_one_it_is_not() -> None:
         assert lease_of(w, [*head, 8, 8]).lease.pages == pages
 
 
-# --- snapshots of running state
+# --- snapshots of recurrent state
 
 
 def test_a_snapshot_is_kept_where_the_prompt_ends() -> None:
-    """And nowhere else: a page slot for it, and one that the request runs in."""
+    """And only there: one slot for the snapshot, one for the running state."""
     w = world(FIVE)
     request = w.arrive(A, ask=False)
     w.admit(request, 7)
@@ -276,7 +276,7 @@ def test_a_snapshot_is_kept_where_the_prompt_ends() -> None:
 
 
 def test_a_snapshot_is_kept_where_paths_part() -> None:
-    """What two prompts share is known when the second comes: the third has it."""
+    """The second prompt shows where it branches from the first; the third hits that snapshot."""
     w = world(FIVE)
     serve(w, A)
     serve(w, [*A[:4], 9, 9, 9, 9, 9])
@@ -297,7 +297,7 @@ def test_interim_snapshots_come_as_often_as_asked() -> None:
 
 
 def test_a_snapshot_that_was_not_taken_is_not_published() -> None:
-    """Say, accepted tokens ran past the place."""
+    """For example, accepted tokens ran past the cut."""
     w = world(FIVE)
     request = lease_of(w, A)
     w.run(request, 7, stop=False)
@@ -316,7 +316,7 @@ def test_without_room_for_a_snapshot_its_page_goes_without() -> None:
 
 
 def test_working_slots_do_not_cost_a_request_its_own_snapshot() -> None:
-    """They are reserved when what the hit needs is pinned: here, that leaves too few."""
+    """They are reserved after the hit is pinned, which leaves too few here."""
     w = World(FIVE, [16, 16, 2, 16, 16], [0] * 5)
     serve(w, A)
     other = w.arrive([9, 9, 9], ask=False)
@@ -333,7 +333,7 @@ def test_working_slots_do_not_cost_a_request_its_own_snapshot() -> None:
 
 
 def may_begin(w: World, tokens: np.ndarray, total: int, chunk: int) -> bool:
-    """Whether a request is admitted that needs room for ``total`` tokens; it ends at once."""
+    """Whether a request with ``total`` tokens is admitted; it ends at once."""
     lease = w.cache.admit(tokens, chunk=chunk, total=total)
     if lease is not None:
         w.cache.release(lease)
@@ -351,7 +351,7 @@ def test_admission_is_all_or_nothing() -> None:
 
 
 def test_a_path_that_ended_keeps_no_slots_for_who_waits() -> None:
-    """The pages of the first group went to make room: those of the second are of no use."""
+    """Making room evicted the first group's pages, so the second group's serve no hit."""
     w = world(device=4, host=0)
     serve(w, A)
     behind = w.arrive(A)
@@ -365,7 +365,7 @@ def test_a_path_that_ended_keeps_no_slots_for_who_waits() -> None:
 
 
 def test_a_refused_load_gives_everything_back() -> None:
-    """Also what the groups before the one that is short had got."""
+    """Also slots of groups before the one without room."""
     w = World(TWO, [12, 6], [9, 9])
     serve(w, A)
     w.empty(0)
@@ -404,7 +404,7 @@ def test_room_counts_what_is_idle_and_what_is_shared() -> None:
 
 
 def test_room_in_a_window_is_what_it_holds_for_a_moment() -> None:
-    """And what runs beside it, not all it will ever pass."""
+    """A window needs room for its tail and one step, not for all pages that it will pass."""
     tokens = np.array(A, np.int32)
 
     def fits(*device: int, total: int = 40 * P) -> bool:
@@ -419,7 +419,7 @@ def test_room_in_a_window_is_what_it_holds_for_a_moment() -> None:
 
 
 def test_a_cache_without_a_page_of_every_kind_forgets_paths() -> None:
-    """No group needs every page: a path that nothing is left of must not stay in the tree."""
+    """No group needs every page: a path without slots must leave the tree."""
     schema = Schema(Identity("m"), P, (group("state", 1),))
     w = World(schema, [4], [4])
     for token in range(30):
@@ -432,7 +432,7 @@ def test_a_cache_without_a_page_of_every_kind_forgets_paths() -> None:
 
 @pytest.mark.parametrize("schema", [TWO, FOUR], ids=["two groups", "four groups"])
 def test_everything_committed_is_in_storage_after_a_drain(schema: Schema) -> None:
-    """Every page of every group, ancestors and pages that slid out of a window included."""
+    """Every page of every group, including ancestors and pages that slid out of a window."""
     w = world(schema)
     serve(w, A, each=2)
     serve(w, [1, 1, 9, 9, 9])
@@ -442,7 +442,7 @@ def test_everything_committed_is_in_storage_after_a_drain(schema: Schema) -> Non
 
 
 def test_saving_evicts_only_for_what_it_saves() -> None:
-    """A page that the host is getting from storage already needs no second slot."""
+    """A page that is being read to the host needs no second slot."""
     w = World(TWO, [40, 40], [8, 8])
     serve(w, A)
     w.restart()
@@ -460,7 +460,7 @@ def test_saving_evicts_only_for_what_it_saves() -> None:
 
 
 def test_room_for_a_save_may_end_what_is_saved() -> None:
-    """The host gives up a page that the device lost before those below it."""
+    """Room for a page evicts its ancestor from the host, which the device has lost: both end."""
     w = world(device=3, host=1)
     request = lease_of(w, A)
     assert w.run(request, 2)
@@ -535,7 +535,7 @@ def test_64_requests_with_one_prefix_read_it_once() -> None:
     serve(w, A)
     w.restart()
     requests = [w.arrive([*A[:6], 9, k]) for k in range(64)]
-    for _ in range(64 // 16):  # a tick looks at some of a long line
+    for _ in range(64 // 16):  # a tick tries only some of a long line
         w.settle()
         w.check()
     for request in requests:
@@ -568,7 +568,7 @@ def test_a_prefetch_joins_a_read_and_waits_for_it() -> None:
 
 
 def test_prefetches_share_a_part_of_the_host() -> None:
-    """They wait in line for it; whom there is room for goes first."""
+    """They wait in line for it; a later one that fits may start first."""
     w = World(TWO, [24, 24], [8, 8])
     long, other, short = [1] * 9, [2] * 7, [3] * 3
     for tokens in (long, other, short):
@@ -585,7 +585,7 @@ def test_prefetches_share_a_part_of_the_host() -> None:
 
 
 def test_a_prefetch_does_not_evict_its_own_path() -> None:
-    """More of it is on the host than a prefetch may keep there, and the rest is in storage."""
+    """The host has more of it than a prefetch may pin, and storage has the rest."""
     w, roomy = World(TWO, [24, 24], [7, 7]), World(TWO, [24, 24], [24, 24])
     serve(roomy, [1] * 17)
     w.store.records, w.names = roomy.store.records, roomy.names
@@ -611,7 +611,7 @@ def test_a_prefetch_takes_what_fits() -> None:
 
 
 def test_a_prefetch_evicts_only_for_what_it_reads() -> None:
-    """A long prompt needs one snapshot: no other prompt's snapshot goes for the rest."""
+    """A hit on a long prompt needs one snapshot: reading it evicts no other prompt's."""
     schema = Schema(Identity("m"), P, (group("full"), group("state", 1)))
     w = World(schema, [40, 40], [40, 12])
     serve(w, [0] * 21, each=2)
@@ -702,7 +702,7 @@ def test_a_load_that_fails_shortens_the_hit() -> None:
 
 
 def test_a_hit_is_as_long_as_what_is_there_at_last() -> None:
-    """What failed for one request, and came for another meanwhile, is there for both."""
+    """A page whose load failed for one request and landed for another serves both."""
     w = world()
     serve(w, A)
     w.empty(0)
@@ -743,7 +743,7 @@ def test_a_lenient_load_that_fails_is_masked() -> None:
 
 
 def test_a_lenient_hit_that_came_to_nothing_masks_nothing() -> None:
-    """The request computes all rows itself: they may be read, and are worth keeping."""
+    """The request computes all pages itself: they are valid and worth keeping."""
     w = world(FOUR, missing="lenient")
     serve(w, A)
     w.evict(0, 3, 16)
@@ -761,7 +761,7 @@ def test_a_lenient_hit_that_came_to_nothing_masks_nothing() -> None:
 
 
 def test_a_stale_hit_is_private_also_when_it_was_loaded() -> None:
-    """What follows somebody else's bytes is nobody's business."""
+    """Pages computed after other pages' bytes are never shared."""
     w = world(FOUR, missing="stale")
     serve(w, A)
     for tier in range(2):
@@ -781,7 +781,7 @@ def test_a_stale_hit_is_private_also_when_it_was_loaded() -> None:
 
 @pytest.mark.parametrize("verb", ["probe", "read", "write"])
 def test_requests_go_on_without_a_store_that_hangs(verb: str) -> None:
-    """Nobody waits for it longer than it takes to notice."""
+    """No request waits longer than the stall limit."""
     store, go = DictStore(), threading.Event()
     media = TruthMedia([16] * 2, [16] * 2)
     tokens = np.array(A, np.int32)
@@ -889,7 +889,7 @@ def test_there_are_two_memory_tiers() -> None:
 
 @pytest.mark.parametrize("kind", ["load", "read"])
 def test_broken_bookkeeping_costs_pages_not_the_server(kind: str, caplog) -> None:
-    """A row is not as it must be: its pages are dropped, nobody waits, and serving goes on."""
+    """A row is damaged: its pages are dropped, no request waits, and serving goes on."""
     w = world()
     serve(w, A)
     if kind == "load":
@@ -950,7 +950,7 @@ def test_who_waits_for_two_loads_is_ready_when_one_of_them_broke(together: bool)
     ids=["holds", "holds, nothing landed", "source", "source, nothing landed", "pins"],
 )
 def test_who_waits_for_what_broke_reads_nothing(spoil, fault: str, begun: bool) -> None:
-    """It may have begun on what is lost: the lease is gone, and the request asks again."""
+    """It may have begun on lost pages: its lease is released, and the request asks again."""
     w = world()
     serve(w, A)
     w.evict(0, 1, 16)
@@ -974,7 +974,7 @@ def test_who_waits_for_what_broke_reads_nothing(spoil, fault: str, begun: bool) 
 
 
 def serve_again(w: World) -> None:
-    """After damage nothing is left behind, and requests are served."""
+    """After damage nothing is leaked, and requests are served."""
     w.settle()
     w.cache.check()
     w.cache.evict("device")
@@ -1015,7 +1015,7 @@ def test_a_cancel_that_breaks_leaks_nothing() -> None:
 
 
 def test_an_admission_that_breaks_is_refused_and_leaks_nothing() -> None:
-    """Half of it was done: what it had pinned and reserved is free again."""
+    """It breaks half way: what it pinned and reserved becomes free."""
     w = world()
     serve(w, A)
     w.empty(0)
@@ -1030,7 +1030,7 @@ def test_an_admission_that_breaks_is_refused_and_leaks_nothing() -> None:
     request = w.arrive(A, ask=False)
     assert w.cache.admit(request.array, chunk=7) is None
     w.cache.residency.device.adopt = adopt
-    again = w.cache.admit(request.array, chunk=7)  # before what it left half done is mistaken
+    again = w.cache.admit(request.array, chunk=7)  # before its leftovers confuse anything
     assert again.pages == 0
     w.cache.release(again)
     w.cache.check()
@@ -1039,7 +1039,7 @@ def test_an_admission_that_breaks_is_refused_and_leaks_nothing() -> None:
 
 
 def test_a_lease_whose_page_has_moved_is_lost() -> None:
-    """What it reads is somebody else's: found when anything else breaks."""
+    """It would read another page's bytes: the audit finds that when anything breaks."""
     w = world()
     serve(w, A)
     victim, request = lease_of(w, A), lease_of(w, [7] * 5)
@@ -1053,7 +1053,7 @@ def test_a_lease_whose_page_has_moved_is_lost() -> None:
 
 
 def test_a_copy_that_breaks_while_room_is_made_is_contained() -> None:
-    """Under write-back a lease that grows waits for it: it is applied and mended in a tick."""
+    """Under write-back a lease that grows waits for the copy; a tick applies and mends it."""
     w = world(device=4)
     w.lanes.clear()
     back = Policy(write="write_back", write_ahead=0.0, prefetch_min_tokens=0)
@@ -1086,7 +1086,7 @@ def test_a_copy_that_breaks_while_room_is_made_is_contained() -> None:
         (lambda w, lease: w.table.allocate(NO_IDS, 1, []), "neither"),
         (
             lambda w, lease: w.table.dying.__setitem__(w.table.allocate(NO_IDS, 1, []), True),
-            "waits",
+            "no holds",
         ),
         (lambda w, lease: _strip(w, lease), "serve no hit"),
     ],
@@ -1103,7 +1103,7 @@ def test_check_sees_damage(spoil, message: str) -> None:
 
 
 def _strip(w: World, lease) -> None:
-    """Take a page's slots away, and leave it in the tree."""
+    """Take a page's slots away but leave it in the tree."""
     w.table.pins[0, 0, lease.path[-1]] = 0
     w.cache.residency.device.recount(w.cache._audit.count().private[0])
     w.cache.residency.device.drop(0, lease.path[-1:])
@@ -1113,7 +1113,7 @@ def _strip(w: World, lease) -> None:
 
 
 def test_a_restart_brings_every_byte_back(tmp_path) -> None:
-    """Through CPU tensors, lanes on threads and the file store; two groups of different shape."""
+    """With CPU tensors, threaded lanes and the file store; two groups of different shape."""
     schema = Schema(
         Identity("m"),
         4,

@@ -1,5 +1,5 @@
-"""Copies beside computing, on a CUDA device: nothing is read before it is written, nothing is
-overwritten before it is read. Run with ``-m gpu``."""
+"""Copies beside computing on a CUDA device: no slot is read before it is written or overwritten
+before it is read. Run with ``-m gpu``."""
 
 import threading
 
@@ -37,7 +37,7 @@ def pools(memory: Memory) -> list[torch.Tensor]:
 
 
 def fill(memory: Memory, value: float) -> None:
-    """In every pool, a number of its own."""
+    """Fill each pool with a different number."""
     for i, pool in enumerate(pools(memory)):
         pool.fill_(value + i)
 
@@ -71,7 +71,7 @@ def test_a_load_waits_for_the_step_that_reads(memory: Memory) -> None:
 
 
 def test_a_step_waits_for_each_layer(memory: Memory) -> None:
-    """It is told what to do when the copies have only been queued, behind other work."""
+    """The step is queued while the copies are still queued behind other work."""
     fill(memory, 1)
     memory.save(EVERYTHING, [memory.mark()])
     fill(memory, 11)

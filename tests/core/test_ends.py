@@ -1,4 +1,4 @@
-"""How a cache ends: closed, left as a context, dropped, or with the process."""
+"""How a cache ends: closed, left as a context, garbage collected, or at process exit."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def process(script: str, **constants: object) -> subprocess.CompletedProcess[str
 
 
 def test_a_process_exits_without_close() -> None:
-    """While its lanes copy, layer by layer: they end before the libraries that they call."""
+    """While its lanes copy layer by layer: they end before the interpreter unloads torch."""
     script = """
         slots = [PAGES + 1]
         media = Memory(schema, slots, slots, layout="layer_first")
@@ -141,7 +141,7 @@ def test_a_process_exits_without_close() -> None:
 
 
 def test_a_cache_is_closed_at_exit(tmp_path: Path) -> None:
-    """What it has not stored by then, 4 MiB and more in one write, is stored."""
+    """Pages that are not stored yet, over 4 MiB in one write, are stored."""
     script = """
         store = FileStore(Path(DIRECTORY), sizes)
         slots = [PAGES + 1]

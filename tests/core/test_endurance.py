@@ -1,4 +1,4 @@
-"""A little of the endurance run by default, all of it when asked for: see :mod:`endurance`."""
+"""A short endurance run by default, the full one on request: see :mod:`endurance`."""
 
 import subprocess
 import sys
@@ -21,7 +21,7 @@ def test_some_thousand_operations(seed: int, pages: int) -> None:
 
 @pytest.mark.parametrize("verb", ["load", "save"])
 def test_a_violation_is_reported(verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Say, a copy that says it is done and is not."""
+    """For example, a copy that reports success without copying."""
     monkeypatch.setattr(TruthMedia, verb, lambda media, copies, *more: None)
     report = endure(0, SMALL, 1500)
     assert len(report.violations) == 1
@@ -33,7 +33,7 @@ def test_a_violation_is_reported(verb: str, monkeypatch: pytest.MonkeyPatch) -> 
 def test_wrong_bytes_are_noticed_as_they_are_stored(
     pages: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Lanes contain what a store raises, so it is the world that looks."""
+    """Lanes contain what a store raises, so the world checks the bytes."""
     bodies = TruthMedia.bodies
     monkeypatch.setattr(TruthMedia, "bodies", lambda *args: bodies(*args)[::-1])
     report = endure(0, pages, 1500)

@@ -1,4 +1,4 @@
-"""What callers hand in: tokens, namespaces, component names."""
+"""Arguments of callers: tokens, namespaces, component names."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ WRONG = {
 @pytest.mark.parametrize("tokens", list(WRONG.values()), ids=list(WRONG))
 @pytest.mark.parametrize("call", ["prefetch", "admit", "commit"])
 def test_tokens_that_are_no_row_of_int32_are_refused(call: str, tokens: object) -> None:
-    """And nothing is taken: cast, they would hit other tokens' pages."""
+    """And no slots are taken. If they were cast, they would hit other tokens' pages."""
     w = world()
     request = lease_of(w, A)
     before, lease = w.cache.figures(), (request.lease,) if call == "commit" else ()
@@ -62,7 +62,7 @@ def test_the_ends_of_int32_are_tokens() -> None:
 
 
 def test_tokens_that_are_no_run_of_memory() -> None:
-    """Every second of an array, and the array backwards."""
+    """Arrays that are not contiguous: every second token, and reversed."""
     w = world()
     serve(w, A)
     apart = np.zeros(2 * len(A), np.int32)
@@ -73,7 +73,7 @@ def test_tokens_that_are_no_run_of_memory() -> None:
 
 @pytest.mark.parametrize("committed", [3, 2 * P + 1, 7])
 def test_what_has_no_slots_is_not_committed(committed: int) -> None:
-    """The last page that has slots may be committed, the next one may not."""
+    """The last page with slots may be committed, the next one may not."""
     w = world()
     request = lease_of(w, A)
     lease, tokens = request.lease, np.array(A, np.int32)
@@ -92,7 +92,7 @@ def test_what_has_no_slots_is_not_committed(committed: int) -> None:
 
 
 def test_a_namespace_is_kept_as_a_digest() -> None:
-    """Of a salt of 10 MB nothing stays, in a lease, a prefetch or the tree."""
+    """No lease, prefetch or tree keeps a 10 MB salt."""
     w = world(device=400, host=400)
     tracemalloc.start()
     try:

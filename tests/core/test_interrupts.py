@@ -1,4 +1,4 @@
-"""A KeyboardInterrupt in the midst of a call goes up; the books are mended before the next use."""
+"""A KeyboardInterrupt propagates from a call; the next use mends the bookkeeping first."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PLACES = {
 
 
 def places(w: World) -> Iterator[tuple[object, str]]:
-    """Inner calls of a cache that may be interrupted."""
+    """Inner calls of a cache to interrupt."""
     residency = w.cache.residency
     owners = {
         "device": residency.device,
@@ -95,7 +95,7 @@ def prefetch(w: World) -> None:
 
 def admit(w: World) -> None:
     lease = w.cache.admit(np.array([*A, 5, 5, 5], np.int32), chunk=4)
-    if lease is not None:  # its caller has it
+    if lease is not None:  # its caller got the lease
         w.cache.release(lease)
 
 
@@ -160,7 +160,7 @@ SCENES: dict[str, tuple[Callable[[World], World], Callable[[World], None]]] = {
 
 @pytest.mark.parametrize("scene", list(SCENES))
 def test_an_interrupt_leaves_books_that_are_mended(scene: str) -> None:
-    """Wherever it hits, before or after what was called: nothing is leaked, requests go on."""
+    """Whichever call it interrupts, before or after its work: no leaks, and requests go on."""
     before, act = SCENES[scene]
     at, late, hits = 1, False, 0
     while True:
@@ -176,11 +176,11 @@ def test_an_interrupt_leaves_books_that_are_mended(scene: str) -> None:
 
 
 def after(w: World) -> None:
-    """From the next tick on all is well."""
+    """The next tick mends everything."""
     w.cache.tick()
     w.cache.check()
     requests, w.requests = w.requests, []
-    for request in requests:  # they end; whose lease was lost asks again
+    for request in requests:  # they end; a request whose lease was lost asks again
         if request.prefetch:
             w.cache.cancel(request.prefetch)
         if request.lease:
@@ -198,7 +198,7 @@ def after(w: World) -> None:
 
 
 def test_interrupts_in_the_midst_of_anything() -> None:
-    """Random work, with an interrupt in every call that a server makes, sooner or later."""
+    """Random work that sooner or later interrupts every call that a server makes."""
     happened = 0
     for seed in range(20):
         w, rng = midst(seed)
@@ -230,7 +230,7 @@ def any_call(w: World, rng: random.Random) -> None:
 
 
 def test_a_write_back_that_is_interrupted_is_mended() -> None:
-    """While room is made by copies."""
+    """While copies make room."""
     for late in (False, True):
         for at in range(1 + late, 60, 3):
             w = world(device=4)

@@ -1,4 +1,4 @@
-"""Lanes: threads that carry out jobs in order, and who listens to them."""
+"""Lanes: threads that run jobs in order, and their listener."""
 
 import threading
 
@@ -36,7 +36,7 @@ def test_withdrawn_tickets_have_not_begun() -> None:
 
 @pytest.mark.parametrize(("route", "together"), [(READ, [1, 1, 1]), (LOAD, [1, 2])])
 def test_a_lane_of_storage_takes_one_ticket_at_a_time(route: Route, together: list[int]) -> None:
-    """Who came first does not wait for all who came while somebody else was served."""
+    """The first job does not wait for all that were queued during a call."""
     begun, go, batches = threading.Event(), threading.Event(), []
 
     def work(batch) -> None:
@@ -55,7 +55,7 @@ def test_a_lane_of_storage_takes_one_ticket_at_a_time(route: Route, together: li
 
 
 class PanicException(BaseException):
-    """What pyo3 raises where Rust panics is no Exception."""
+    """Like pyo3's PanicException, a BaseException but no Exception."""
 
 
 def panics(*_: object) -> None:
@@ -65,7 +65,7 @@ def panics(*_: object) -> None:
 @pytest.mark.parametrize("error", [PanicException, SystemExit, KeyboardInterrupt])
 @pytest.mark.parametrize("verb", ["read", "write", "probe", "touch"])
 def test_whatever_a_store_raises_ends_no_lane(bench, verb: str, error: type) -> None:
-    """It is a miss, it is counted, and the next call goes through."""
+    """The call is a miss and counted, and the next call goes through."""
 
     def raises(*_: object) -> None:
         raise error
@@ -75,7 +75,7 @@ def test_whatever_a_store_raises_ends_no_lane(bench, verb: str, error: type) -> 
     touches = Touches(b.transfers)
 
     def go() -> bool:
-        """Whether it did what it was for."""
+        """Whether the call returned the expected result."""
         if verb == "probe":
             lookup = b.lookup([False, False], [False, False])
         elif verb == "touch":
@@ -116,7 +116,7 @@ def test_whatever_a_copy_raises_ends_no_lane(bench, route: Route) -> None:
 
 @pytest.mark.parametrize("verb", ["read", "probe"])
 def test_a_request_goes_on_whatever_its_store_raises(verb: str) -> None:
-    """On real lanes, from end to end: it is computed, not waited for forever."""
+    """On real lanes, end to end: the request computes its prompt instead of waiting forever."""
     store = DictStore()
     settings = Policy(prefetch_min_tokens=0)
 

@@ -1,4 +1,4 @@
-"""Loads that are used while they are on their way."""
+"""Loads that a step uses while they are in flight."""
 
 import threading
 from itertools import pairwise
@@ -16,7 +16,7 @@ from kvkeep.schema import LoadFailed, Schema
 
 
 class Told:
-    """A mark that remembers whether somebody waited for it."""
+    """A mark that notes whether a step waited for it."""
 
     def __init__(self) -> None:
         self.waited = 0
@@ -82,7 +82,7 @@ class TestArrival:
 
 @pytest.fixture(params=[TWO, FOUR, FIVE], ids=["two", "four", "five"])
 def loading(request: pytest.FixtureRequest) -> World:
-    """A request is admitted whose whole prefix is on the host."""
+    """Admit a request whose whole prefix is on the host."""
     schema: Schema = request.param
     w = world(schema)
     serve(w, A)
@@ -103,7 +103,7 @@ def test_a_lease_tells_where_its_pages_will_be(loading: World) -> None:
 
 
 def test_who_goes_on_before_the_cache_has_heard_of_it(loading: World) -> None:
-    """Pages are committed on top of ones that are still being loaded, and windows slide past."""
+    """It commits pages after ones that are still loading, and its windows slide past those."""
     (request,) = loading.requests
     assert not loading.run(request, P), "nothing has come yet"
     loading.step("load")
@@ -119,7 +119,7 @@ def test_who_goes_on_before_the_cache_has_heard_of_it(loading: World) -> None:
 
 
 def test_who_ends_before_the_cache_has_heard_of_it(loading: World) -> None:
-    """It was a hit all the same."""
+    """The hit is counted all the same."""
     (request,) = loading.requests
     loading.step("load")
     assert loading.run(request, P)

@@ -1,4 +1,4 @@
-"""What a long request holds of a window: what it reaches back to, and what it may write next."""
+"""A long request holds only its window's tail and the pages that it may write next."""
 
 import random
 
@@ -15,8 +15,8 @@ TOKENS, PROMPT, CHUNK, WINDOW, AHEAD = 32_768, 24_576, 512, 1024, 8
 
 @pytest.mark.parametrize("page", [16, 64])
 def test_decoding_holds_no_more_than_the_window(page: int) -> None:
-    """However far it has come, and however many of its proposals were accepted. A pool that has
-    room for the window and one chunk is enough."""
+    """At any length and accept length. A pool with room for the window and one chunk is
+    enough."""
     tail = -(-(WINDOW - 1) // page)
     schema = Schema(Identity("m"), page, (group("full"), group("window", tail)))
     room = [TOKENS // page + 2, tail + 1 + CHUNK // page]

@@ -1,4 +1,4 @@
-"""Lookups: which records of a prompt storage has, in as few questions as that takes."""
+"""Lookups find which records of a prompt storage has, with as few probes as possible."""
 
 import pytest
 from real_lanes import Gate
@@ -15,7 +15,7 @@ def calls_of(monkeypatch: pytest.MonkeyPatch, records: int) -> None:
 
 
 def test_a_probe_goes_on_to_the_first_gap(bench) -> None:
-    """Groups that need every page, together; the others as far as those reach."""
+    """Groups that need every page are probed together; other groups up to their first gap."""
     b = bench(schema=Schema(Identity("m"), P, FOUR.groups[:2]))
     b.store.records = dict.fromkeys(b.names(0, 0, 1, 3) + b.names(1, 0, 1, 2, 3, 4), 1)
     lookup = b.lookup([False] * 5, [False] * 5)

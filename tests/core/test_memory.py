@@ -34,7 +34,7 @@ def schema(*groups: Group) -> Schema:
 
 
 def fill(memory: Memory) -> None:
-    """Every pool byte is random."""
+    """Fill all pools with random bytes."""
     torch.manual_seed(0)
     for components in memory.pools.values():
         for pools in components.values():
@@ -45,7 +45,7 @@ def fill(memory: Memory) -> None:
 
 
 def page(memory: Memory, name: str, slot: int) -> bytes:
-    """A page's bytes as a record has them: components in order, layers within."""
+    """A page's bytes in a record's order: by component, then by layer."""
     group = next(g for g in memory.schema.groups if g.name == name)
     return b"".join(
         memory.pools[name][c.name][i][slot].cpu().reshape(-1).view(torch.uint8).numpy().tobytes()
@@ -70,7 +70,7 @@ def test_every_dtype_is_known_by_its_size() -> None:
 
 @pytest.mark.parametrize("dtype", list(DTYPE_BYTES))
 def test_bytes_survive_the_round_trip(dtype: str) -> None:
-    """Out to the host and back into other slots: all bits as they were, whatever they mean."""
+    """To the host and back into other slots, bit for bit, in every dtype."""
     kv = Component("k", (0, 2), (2, 3), dtype)
     memory = Memory(schema(Group("g", (kv,))), [5], [4])
     fill(memory)
@@ -98,12 +98,12 @@ def device(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(params=WAYS, ids="-".join)
 def memory(request: pytest.FixtureRequest, device: str) -> Memory:
-    """Two groups, unlike in every way."""
+    """Two groups that differ in every way."""
     return make(request.param, FULL, STATE, device=device)
 
 
 def test_a_record_has_components_in_order_and_is_padded(memory: Memory) -> None:
-    """Whatever the memory layout: stores are read by others."""
+    """In every memory layout, since other processes read the store."""
     memory.save([Copy(0, ids(2), ids(1)), Copy(1, ids(0), ids(4))])
     assert record(memory, 0, 1) == padded(page(memory, "full", 2))
     assert record(memory, 1, 4) == padded(page(memory, "state", 0))
@@ -111,7 +111,7 @@ def test_a_record_has_components_in_order_and_is_padded(memory: Memory) -> None:
 
 
 def test_many_pages_of_many_groups_at_once(memory: Memory) -> None:
-    """And nothing else changes."""
+    """And no other slot changes."""
     full, state = ([page(memory, name, s) for s in range(5)] for name in memory.pools)
     memory.save([Copy(0, ids(0, 1, 2), ids(2, 0, 1)), Copy(1, ids(2, 0), ids(4, 1))])
     assert [record(memory, 0, s) for s in range(3)] == [padded(full[s]) for s in (1, 2, 0)]
@@ -123,7 +123,7 @@ def test_many_pages_of_many_groups_at_once(memory: Memory) -> None:
 
 
 def test_slots_that_follow_each_other(memory: Memory) -> None:
-    """Runs begin and end where either side jumps."""
+    """A run of slots ends where either side is not consecutive."""
     want = [page(memory, "full", s) for s in (1, 2, 3, 0, 4)]
     memory.save([Copy(0, ids(1, 2, 3, 0, 4), ids(0, 1, 2, 3, 4))])
     assert [record(memory, 0, s) for s in range(5)] == [padded(raw) for raw in want]
@@ -133,7 +133,7 @@ def test_slots_that_follow_each_other(memory: Memory) -> None:
 
 @pytest.mark.parametrize("way", WAYS, ids="-".join)
 def test_a_load_goes_layer_by_layer(way: tuple[str, str], device: str) -> None:
-    """Those of groups that every hit needs in order of number, then the rest."""
+    """Layers of groups that every hit needs come first, in order, then the rest."""
     groups = {
         "window": Group("window", (Component("k", (3, 1), (5,), "F32"),), tail=1),
         "other": Group("other", (Component("k", (0, 1), (5,), "F32"),), required=False),
@@ -143,7 +143,7 @@ def test_a_load_goes_layer_by_layer(way: tuple[str, str], device: str) -> None:
     memory.save([Copy(g, ids(0), ids(1)) for g in range(3)])
 
     def there() -> dict[str, list[int]]:
-        """Layers that are no more zero, by group."""
+        """By group, layers that are no longer zero."""
         return {
             name: [
                 layer
@@ -195,7 +195,7 @@ def test_a_page_first_body_is_the_arena_itself(layout: str) -> None:
 
 @pytest.mark.parametrize("way", WAYS[:2] + WAYS[3:], ids="-".join)
 def test_a_page_larger_than_a_block_of_the_kernel(way: tuple[str, str], device: str) -> None:
-    """In words of eight bytes, and where the size allows only single ones."""
+    """Copied in words of eight bytes, or of one byte if the size requires that."""
     for size in (2100, 2101):
         big = Group("big", (Component("k", (0, 3), (size,), "F64" if size % 2 == 0 else "U8"),))
         memory = make(way, big, slots=2, device=device)
@@ -231,7 +231,7 @@ HUGE = Path("/sys/kernel/mm/transparent_hugepage")
 
 @pytest.mark.skipif(not HUGE.exists(), reason="this system has no huge pages")
 def test_arenas_may_have_huge_pages() -> None:
-    """What processes could share has none, unless a system is set up for it."""
+    """Shared mappings have none unless the system is set up for it."""
     memory = Memory(schema(FULL), [4], [4])
     address = memory.arenas[0].data_ptr()
     mapped = re.findall(
@@ -251,7 +251,7 @@ def test_lanes_may_write_to_what_was_made_in_inference_mode() -> None:
 
 
 def test_the_kernel_compiles_for_cuda(tmp_path: Path) -> None:
-    """The interpreter takes more than the compiler does."""
+    """The interpreter accepts more than the compiler does."""
     pytest.importorskip("triton")
     code = """
 import triton, triton.language as tl

@@ -1,4 +1,4 @@
-"""Bookkeeping that breaks is mended, whatever broke and in the midst of anything."""
+"""The audit mends bookkeeping, whatever broke and whenever."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def tier_of(w: World, place: Place):
 
 
 def in_table(column: str, *states: int, value: Callable) -> Callable:
-    """One cell of a row in one of these states is something else."""
+    """Damage one cell of a row that is in one of these states."""
 
     def spoil(w: World, rng: random.Random) -> None:
         if found := places(w, *states):
@@ -38,7 +38,7 @@ def in_table(column: str, *states: int, value: Callable) -> Callable:
 
 
 def of_page(column: str, value: Callable) -> Callable:
-    """One cell of a page of the tree is something else."""
+    """Damage one cell of a page in the tree."""
 
     def spoil(w: World, rng: random.Random) -> None:
         if tree := w.tree():
@@ -48,7 +48,7 @@ def of_page(column: str, value: Callable) -> Callable:
 
 
 def owner(value: Callable) -> Callable:
-    """The slot of a row is somebody else's."""
+    """Give a row's slot to another owner."""
 
     def spoil(w: World, rng: random.Random) -> None:
         if found := places(w, WRITING, LIVE):
@@ -88,7 +88,7 @@ def busy(w: World, rng: random.Random) -> None:
 
 
 def another(w: World, rng: random.Random, place: Place) -> int:
-    """The slot of another row of this tier and group, if there is one."""
+    """The slot of another row of this tier and group, if any."""
     slots = [w.table.slot[at] for at in places(w, WRITING, LIVE) if at[:2] == place[:2]]
     return rng.choice(slots)
 
@@ -122,7 +122,7 @@ DAMAGE = {
 
 
 def slotless(w: World, rng: random.Random) -> None:
-    """A step that broke after it had put a page into the tree."""
+    """Add a page to the tree without slots, like a step that broke half way."""
     path = "", (9,) * P
     w.names[true_key(path)] = path
     raw = np.full(P, 9, "<i4").tobytes()
@@ -130,14 +130,14 @@ def slotless(w: World, rng: random.Random) -> None:
 
 
 DAMAGE["a page without slots"] = slotless
-OF_IDS = ("dying", "depth")  # which id is which page: nothing stumbles over that in time
+OF_IDS = ("dying", "depth")  # no operation notices this damage in time
 
 
 def world(seed: int) -> tuple[World, random.Random]:
-    """In the midst of random work."""
+    """A world in the middle of random work."""
     rng = random.Random(seed)
     w = KINDS[rng.choice(list(KINDS))](rng)
-    w._check_written = lambda: None  # what was in line when something broke, is written no more
+    w._check_written = lambda: None  # pages that were in line when something broke are not written
     for step in rng.choices(list(STEPS), list(STEPS.values()), k=rng.randrange(20, 60)):
         one(w, step, rng)
     w.check()
@@ -145,7 +145,7 @@ def world(seed: int) -> tuple[World, random.Random]:
 
 
 def stumble(w: World) -> None:
-    """Somebody notices."""
+    """Report broken bookkeeping."""
     w.inside.stumble(InvariantError("planted"))
     w.cache.tick()
     w.cache.check()
@@ -158,7 +158,7 @@ def preempt_lost(w: World) -> None:
 
 
 def check_tickets(w: World) -> None:
-    """What tickets read and fill is nobody else's, also where their pages lost it."""
+    """Tickets own the slots that they read and fill, even if their pages lost them."""
     for kind, move in w.inside.moves():
         source, target = int(kind != "save"), int(kind != "load")
         for tier, slots in (source, move.source), (target, move.target):
@@ -168,7 +168,7 @@ def check_tickets(w: World) -> None:
 
 
 def land(w: World, rng: random.Random) -> None:
-    """Everything comes back, step by step; what cannot take effect is dropped then."""
+    """Let every ticket land; outcomes that cannot be applied are dropped."""
     for _ in range(300):
         w.cache.tick()
         w.cache.check()
@@ -183,13 +183,13 @@ def land(w: World, rng: random.Random) -> None:
 
 
 def trust(w: World) -> None:
-    """From here on the oracle starts from the table's clocks."""
+    """Copy the table's clocks into the oracle."""
     w.cache.counts["invariant_errors_total"] = 0
     w.trust()
 
 
 def go_on(w: World, rng: random.Random) -> None:
-    """All that is left is sound: requests go on to the end, with right bytes."""
+    """What is left is sound: requests run to their end with right bytes."""
     check_tickets(w)
     preempt_lost(w)
     land(w, rng)
@@ -202,7 +202,7 @@ def go_on(w: World, rng: random.Random) -> None:
 
 
 def serve(w: World, rng: random.Random) -> None:
-    """One more request beside what goes on, by calls of which none may raise."""
+    """Serve one more request; no call may raise."""
     request = w.arrive([int(rng.random() < 0.3) for _ in range(rng.randrange(1, 14))], ask=False)
     request.lease = w.cache.admit(request.array, chunk=rng.randrange(5))
     for _ in range(3):
@@ -221,7 +221,7 @@ def serve(w: World, rng: random.Random) -> None:
 
 
 class Clumsy:
-    """What tiers do breaks now and then, before or after it is done."""
+    """Makes operations of tiers raise now and then, before or after their work."""
 
     def __init__(self, w: World, rng: random.Random) -> None:
         self.rng, self.awake = rng, True
@@ -252,7 +252,7 @@ class Clumsy:
 
 @pytest.mark.parametrize("damage", list(DAMAGE))
 def test_what_broke_is_mended_and_requests_go_on(damage: str) -> None:
-    """Nothing is leaked, and no ticket loses its slots to others."""
+    """Nothing is leaked, and tickets keep their slots."""
     for seed in range(10):
         w, rng = world(seed)
         DAMAGE[damage](w, rng)
@@ -262,10 +262,10 @@ def test_what_broke_is_mended_and_requests_go_on(damage: str) -> None:
 
 @pytest.mark.parametrize("damage", [name for name in DAMAGE if name not in OF_IDS])
 def test_damage_that_nobody_looks_for_raises_nothing(damage: str) -> None:
-    """Somebody stumbles over it, sooner or later, and then it is mended."""
+    """An operation notices the damage sooner or later, and then it is mended."""
     for seed in range(10):
         w, rng = world(seed)
-        w._compute = lambda *_: None  # it might write where damage lets others read
+        w._compute = lambda *_: None  # damage would let it write into slots that others read
         DAMAGE[damage](w, rng)
         for _ in range(10):
             serve(w, rng)
@@ -274,7 +274,7 @@ def test_damage_that_nobody_looks_for_raises_nothing(damage: str) -> None:
 
 
 def test_steps_that_break_half_way_are_mended() -> None:
-    """Whatever they had done by then."""
+    """At whatever point they raise."""
     broke = 0
     for seed in range(80):
         w, rng = world(seed)
@@ -290,7 +290,7 @@ def test_steps_that_break_half_way_are_mended() -> None:
 
 
 def test_a_row_that_breaks_while_room_is_made_costs_its_page() -> None:
-    """Not every tick from then on."""
+    """It does not break every later tick."""
     w = World(TWO, [32, 32], [6, 6])
     for n in range(1, 6):
         request = w.arrive([n] * 5, ask=False)
@@ -310,7 +310,7 @@ def test_a_row_that_breaks_while_room_is_made_costs_its_page() -> None:
 
 
 def test_a_page_that_lost_its_slot_gets_no_other() -> None:
-    """A ticket that comes back for the first would unpin that."""
+    """A ticket that lands on the first slot would unpin the second."""
     w = World(FOUR, [8] * 4, [8] * 4)
     request = w.arrive([1] * 3, ask=False)
     assert w.admit(request, 3)
@@ -345,7 +345,7 @@ def test_a_prefetch_loses_what_it_kept() -> None:
 
 @pytest.mark.parametrize("verb", ["reserve", "adopt"])
 def test_a_lease_that_breaks_is_released(verb: str) -> None:
-    """While it grows, or commits: the engine asks again."""
+    """During grow or commit: the engine admits the request again."""
     w = World(TWO, [8, 8], [8, 8])
     request = w.arrive([1] * 5, ask=False)
     assert w.admit(request, 2)

@@ -1,4 +1,4 @@
-"""Many conversations in a small window pool: what slid by goes, what the next turn needs stays."""
+"""Many conversations in a small window pool: it keeps the pages that next turns need."""
 
 import random
 
@@ -15,7 +15,7 @@ TURN, CHUNK, LONGEST = 16, 8, 200  # pages
 
 
 def cached_pages(window_slots: int, turns: int = TURNS) -> tuple[int, int]:
-    """Pages that hits found, and pages that there were to find, over all turns."""
+    """Pages that hits found, and pages that they could have found, over all turns."""
     schema = Schema(Identity("m"), P, (group("full"), group("window", 2)))
     cache = Cache(schema, [20_000, window_slots], [0, 0], media=NoBytes(), lane=AtOnce)
     rng, found, known = random.Random(1), 0, 0
@@ -42,12 +42,12 @@ def cached_pages(window_slots: int, turns: int = TURNS) -> tuple[int, int]:
 
 
 def test_idle_conversations_keep_their_windows() -> None:
-    """240 window slots: two pages for each of 60 conversations, and as much again for who runs."""
+    """240 window slots: two pages for each of 60 conversations, the rest for running requests."""
     found, known = cached_pages(240)
     assert found >= 0.95 * known
 
 
 def test_nothing_is_lost_where_nothing_must_go() -> None:
-    """So ``known`` is what a window pool without limits gives."""
+    """``known`` is what a window pool without limits gives."""
     found, known = cached_pages(100_000, turns=300)
     assert found == known

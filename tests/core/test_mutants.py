@@ -1,4 +1,4 @@
-"""The tests find every listed mistake, and find nothing where there is none."""
+"""The tests find every listed mutant, and pass on the core itself."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ STUBS = {"media/memory.py": "class Memory: ...\n"}
 
 
 def stubs(*killers: str) -> dict[str, str]:
-    """The stubs that these killers can do with."""
+    """The stubs that suffice for these killers."""
     return {} if any("test_memory" in killer for killer in killers) else STUBS
 
 
@@ -28,14 +28,14 @@ def test_no_mutant_is_listed_twice() -> None:
 
 
 def test_every_mutant_applies() -> None:
-    """Also those that are slow to be found."""
+    """Also the slow ones."""
     counts = {m.name: (SOURCE / m.file).read_text().count(m.old) for m in MUTANTS}
     assert {name: count for name, count in counts.items() if count != 1} == {}
 
 
 @pytest.mark.parametrize("walk", [True, False], ids=["walks", "tests"])
 def test_nothing_is_found_in_the_core_itself(walk: bool, tmp_path: Path) -> None:
-    """Else a killer would prove nothing."""
+    """Otherwise a killer would prove nothing."""
     killers = {mutant.killer for mutant in MUTANTS if (mutant.killer == "walk") == walk}
     overlay(tmp_path, SOURCE, stubs(*killers))
     done = run(tmp_path, killers)
@@ -47,7 +47,7 @@ EACH = [pytest.param(m, id=m.name, marks=[pytest.mark.slow] * m.slow) for m in M
 
 @pytest.mark.parametrize("mutant", EACH)
 def test_a_mutant_is_killed(mutant: Mutant, tmp_path: Path) -> None:
-    """With a failure of a test or a check, not by failing to start."""
+    """A test or check must fail; failing to start does not count."""
     text = (SOURCE / mutant.file).read_text()
     assert mutant.old in text, "the code has changed: adapt the mutant"
     changed = {mutant.file: text.replace(mutant.old, mutant.new)}

@@ -12,7 +12,7 @@ def keys(count: int, first: int = 0) -> list[bytes]:
 
 
 def path(length: int) -> Ids:
-    """Pages to follow; what they are does not matter."""
+    """A path of any pages."""
     return np.zeros(length, np.intp)
 
 
@@ -75,7 +75,7 @@ def test_what_is_held_or_has_slots_is_not_recycled(table: PageTable) -> None:
 
 def test_holds_do_not_go_below_none(table: PageTable) -> None:
     ids = table.allocate(NO_IDS, 1, keys(1))
-    with pytest.raises(InvariantError, match="less than never"):
+    with pytest.raises(InvariantError, match="below zero"):
         table.unhold(ids)
 
 
@@ -100,7 +100,7 @@ def test_where_and_resident(table: PageTable) -> None:
         (lambda t: t.holds.__setitem__(t._free.ids[0], 1), "free page id"),
         (lambda t: t.slot.__setitem__((0, 0, 0), 3), "slot without a state"),
         (lambda t: t.holds.__setitem__(0, -1), "negative"),
-        (lambda t: t.pins.__setitem__((0, 0, 0), 1), "not there"),
+        (lambda t: t.pins.__setitem__((0, 0, 0), 1), "not LIVE"),
     ],
     ids=["free twice", "free and held", "slot", "negative", "pinned"],
 )

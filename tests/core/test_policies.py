@@ -1,4 +1,4 @@
-"""Write policies and eviction orders: what goes down when, and what goes first."""
+"""Write policies and eviction orders."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ONE = Schema(Identity("m"), P, (group("full"),))
 
 
 class PolicyWorld(World):
-    """A world under another policy. How much room there is, its oracle leaves open."""
+    """A world under another policy; its oracle does not predict how much room there is."""
 
     policy: ClassVar = Policy()
     min_tokens = 0  # prompts are short here
@@ -36,7 +36,7 @@ class PolicyWorld(World):
         return replace(self.policy, prefetch_min_tokens=self.min_tokens)
 
     def admit(self, request: Request, chunk: int = P) -> bool:
-        """To refuse it may change pins: those of what must leave first. ``check`` counts them."""
+        """A refusal may leave pins on pages that must be copied first; ``check`` counts them."""
         try:
             return super().admit(request, chunk)
         except AssertionError as error:
@@ -52,11 +52,11 @@ class PolicyWorld(World):
     def _check_written(self) -> None: ...
 
     def _check_serves(self) -> None:
-        """An idle cache has room, once what must leave has left."""
+        """An idle cache has room once copies that make room have landed."""
         sizes = zip(self.schema.groups, self.device, strict=True)
         pages = min((size for grp, size in sizes if not grp.working), default=1)
         last = self.arrive(([1, 1, 0, 0] * pages)[: pages * P], "last", ask=False)
-        for _ in range(2):  # whatever must leave, leaves at once
+        for _ in range(2):  # one round of copies is enough
             if self.admit(last, chunk=pages * P):
                 break
             self.settle()
@@ -67,7 +67,7 @@ class PolicyWorld(World):
 
 
 class Granted:
-    """Whether a lease was granted since."""
+    """Truth value: whether a lease was granted since."""
 
     def __init__(self, cache: Cache) -> None:
         self.cache, self.before = cache, Insides(cache).leases
@@ -85,7 +85,7 @@ def world_of(policy: Policy, schema: Schema, *sizes: Sequence[int]) -> PolicyWor
 
 
 def serve(w: World, tokens: Sequence[int], land: bool = True) -> Request:
-    """A whole request."""
+    """Run a whole request."""
     request = w.arrive(tokens, ask=False)
     assert w.admit(request, chunk=len(tokens))
     if land:
@@ -99,7 +99,7 @@ def serve(w: World, tokens: Sequence[int], land: bool = True) -> Request:
 
 
 def pages(w: World, tier: int, request: Request, state: Residence = LIVE) -> list[int]:
-    """Which pages of a request are in this state in a tier, of the first group."""
+    """Pages of a request's first group that are in this state in a tier."""
     tree = w.tree()
     path = [tree.get(request.path(i)) for i in range(len(request.tokens) // P)]
     return [
@@ -127,11 +127,11 @@ def test_selective_saves_a_page_at_its_nth_hit(hits: int) -> None:
 
 
 def serve_nothing(w: World, tokens: Sequence[int]) -> Request:
-    """A request to look with."""
+    """A request that is never served; it names the pages of ``tokens``."""
     return Request("", tuple(tokens))
 
 
-# --- what waits for storage
+# --- the line to storage
 
 EITHER = pytest.mark.parametrize(
     "policy",
@@ -141,12 +141,12 @@ EITHER = pytest.mark.parametrize(
 
 
 def in_line(w: World) -> int:
-    """Pages that wait for storage, of the first group."""
+    """Pages of the first group that wait for storage."""
     return sum(map(len, w.inside.unwritten(0)))
 
 
 def begin_to_write(w: World, tokens: Sequence[int]) -> None:
-    """A whole request, until the write of it is under way."""
+    """Run a whole request until its write is in flight."""
     serve(w, tokens, land=False)
     w.tick()
     w.step("save")
@@ -181,7 +181,7 @@ def test_what_is_still_to_be_saved_is_no_rest_while_storage_is_out() -> None:
 
 
 def test_a_line_is_no_longer_than_the_host() -> None:
-    """What the host has evicted meanwhile is given up."""
+    """Pages that the host evicts meanwhile leave the line."""
     w = world_of(Policy(), ONE, [8], [4])
     w.outage(True)
     for token in range(6):
@@ -215,7 +215,7 @@ def test_what_could_not_be_written_when_storage_went_out_is_first_in_line() -> N
 
 
 def test_a_store_that_says_no_is_not_asked_again() -> None:
-    """It is in order, and full."""
+    """The store is full, and its breaker stays closed."""
     w = world_of(Policy(), ONE, [8], [8])
     begin_to_write(w, A)
     w.step("write", fault="partial")
@@ -304,7 +304,7 @@ class Failing(DictStore):
 @pytest.mark.parametrize("out", [False, True], ids=["goes out", "is out for long"])
 @pytest.mark.parametrize(("left", "lands"), [(1, True), (99, False)], ids=["comes back", "is gone"])
 def test_a_drain_has_storage_tried_twice(write: str, out: bool, left: int, lands: bool) -> None:
-    """Once at once, however long it was to be left alone, and once after a while."""
+    """Drain retries it at once, however long its breaker would stay open, and once more later."""
     store = Failing()
     store.left = left
     cache = Cache(ONE, [8], [8], store, Policy(write=write), TruthMedia([8], [8]))
@@ -449,7 +449,7 @@ def test_all_groups_make_room_at_once() -> None:
 
 @pytest.mark.parametrize("host", [1, 2, 8])
 def test_a_drain_leaves_nothing_on_the_device_alone(host: int) -> None:
-    """Whatever fits between: a piece at a time, none over what storage has not got yet."""
+    """At any host size: page by page, never evicting what storage still lacks."""
     w = world_of(BACK, TWO, [8, 8], [host, host])
     first, second = serve(w, A), serve(w, B)
     flush(w)
@@ -461,7 +461,7 @@ def test_a_drain_leaves_nothing_on_the_device_alone(host: int) -> None:
     again = w.arrive(A)
     w.settle()
     assert w.admit(again)
-    assert again.lease.pages == min(3, host // 2)  # as much of it as prefetches may have
+    assert again.lease.pages == min(3, host // 2)  # the prefetch share
 
 
 def test_a_drain_writes_ancestors_first() -> None:
@@ -514,7 +514,7 @@ def test_what_is_there_at_a_close_under_write_back_is_found_by_the_next() -> Non
 
 
 def flush(w: World) -> None:
-    """As :meth:`Cache.drain` does, with lanes that are stepped by hand."""
+    """Like :meth:`Cache.drain`, with lanes that are stepped by hand."""
     w.inside.flush()
     for _ in range(50):
         w.settle()
@@ -574,7 +574,7 @@ def test_random_walks(name: str) -> None:
 
 
 def order_of(w: World, requests: Sequence[Request]) -> list[tuple[int, int]]:
-    """All pages in the order in which the device evicts them: (request, page)."""
+    """All pages as (request, page), in the device's eviction order."""
     tree, gone = w.tree(), []
     names = {tree[r.path(i)]: (n, i) for n, r in enumerate(requests) for i in range(3)}
     while len(found := w.inside.evict(0, 0, 1)):
@@ -612,7 +612,7 @@ def test_priorities_have_a_range() -> None:
 
 @pytest.mark.parametrize("name", EVICTION)
 def test_every_order_is_leaf_first(name: str) -> None:
-    """No ancestor comes before its descendant, whatever happened."""
+    """No ancestor is evicted before its descendant, whatever happened."""
     rng = random.Random(3)
     w = world_of(Policy(name), ONE, [60], [0])
     for _ in range(60):

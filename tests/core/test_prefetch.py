@@ -1,4 +1,4 @@
-"""Prefetches: their share of the host, what they read at once, and who waits for whom."""
+"""Prefetches: their share of the host, the size of their reads, and joined reads."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kvkeep.schema import InvariantError
 
 
 def in_storage(*prompts: list[int], policy: str = "wait_complete") -> World:
-    """A world that has these prompts in storage only."""
+    """A world with these prompts only in storage."""
     w = world_of(Policy(prefetch=policy), TWO, [64, 64], [16, 16])
     roomy = world_of(Policy(), TWO, [200, 200], [200, 200])
     for tokens in prompts:
@@ -25,7 +25,7 @@ def in_storage(*prompts: list[int], policy: str = "wait_complete") -> World:
 
 
 def answered(w: World, tokens: list[int]) -> Request:
-    """A request whose question to storage was answered."""
+    """A request whose lookup was answered."""
     request = w.arrive(tokens)
     w.step("read", len(w.lanes["read"].queue) - 1)
     w.tick()
@@ -33,13 +33,13 @@ def answered(w: World, tokens: list[int]) -> Request:
 
 
 def taken(w: World) -> int:
-    """Host slots of a group that prefetches have."""
+    """Host slots of a group that prefetches hold."""
     return int(np.count_nonzero((w.table.state[1, 0] == WRITING) | (w.table.pins[1, 0] > 0)))
 
 
 @pytest.mark.parametrize("waits", [True, False])
 def test_the_share_holds_until_a_read_is_back(waits: bool) -> None:
-    """Whether a request still waits for it or is gone."""
+    """Whether its request still waits or is gone."""
     prompts = [[token] * 17 for token in (1, 2, 3)]  # 8 pages each, the share
     w = in_storage(*prompts)
     for tokens in prompts:
@@ -68,7 +68,7 @@ def test_who_joins_a_read_keeps_its_pages_within_the_share() -> None:
 
 
 def test_a_prefetch_waits_for_room_for_all_of_it() -> None:
-    """What it finds on the host takes some, too."""
+    """Its pages that are already on the host count too."""
     first, second = [1] * 9, [2] * 15  # 4 pages; 7, of which 3 are on the host
     w = in_storage(first, second)
     serve(w, second[:7])
@@ -105,7 +105,7 @@ def test_who_waits_long_lets_nobody_pass(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_what_has_come_is_of_use_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A prompt is read in parts, each a few pages with all their groups."""
+    """A prompt is read in parts of a few pages each, with all their groups."""
     tokens = [1] * 17
     w = in_storage(tokens, policy="timeout")
     size = sum(group.record_bytes for group in TWO.groups)

@@ -1,4 +1,4 @@
-"""Which state is there, and how long a hit that makes: the hit rule against its definition."""
+"""Presence: the hit rule compared with its definition."""
 
 import numpy as np
 from hypothesis import given, settings
@@ -10,7 +10,7 @@ from kvkeep.core.presence import HitRule, Presence
 
 @st.composite
 def presence(draw):
-    """Some groups, and which of up to six pages each has."""
+    """Random groups and which of up to six pages each has."""
     count = draw(st.integers(0, 6))
     tails = draw(st.lists(st.sampled_from([None, 1, 2, 3]), min_size=1, max_size=4))
     groups = tuple(group(f"g{i}", tail, draw(st.booleans())) for i, tail in enumerate(tails))
@@ -21,8 +21,8 @@ def presence(draw):
 @settings(max_examples=500)
 @given(presence())
 def test_the_hit_rule(case) -> None:
-    """The largest ``n`` such that every group that counts has all of ``needed(n)``; none if no
-    group counts."""
+    """The largest ``n`` such that every group that counts has all of ``needed(n)``; 0 if none
+    counts."""
     groups, mask, strict = case
     rules = [(g, has) for g, has in zip(groups, mask, strict=True) if strict or g.required]
     pages = mask.shape[1] if rules else 0
@@ -33,7 +33,7 @@ def test_the_hit_rule(case) -> None:
 @settings(max_examples=500)
 @given(presence())
 def test_what_limits_a_hit(case) -> None:
-    """The first group that lacks something that one page more would need."""
+    """The first group that lacks a page that a hit of one page more would need."""
     groups, mask, strict = case
     present = Presence(HitRule(groups, strict), mask)
     for pages in range(mask.shape[1] + 1):

@@ -1,4 +1,4 @@
-"""What is not worth bringing: parts that are short, and those that are computed in less time."""
+"""State that is not worth reading or loading: short parts, and parts faster to recompute."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SHORT, SLOW, SLOW_LOAD = (
 
 
 def stored(policy: Policy | None = None, prompts=(A,), min_tokens: int = 0) -> PolicyWorld:
-    """A world that has these prompts in storage only: 6 tokens, 3 pages of 2 groups each."""
+    """A world with these prompts only in storage: 6 tokens, 3 pages of 2 groups each."""
     w = world_of(policy or Policy(), TWO, [8, 8], [16, 16])
     for tokens in prompts:
         serve(w, tokens)
@@ -35,15 +35,15 @@ def stored(policy: Policy | None = None, prompts=(A,), min_tokens: int = 0) -> P
 
 
 def measured(w: PolicyWorld, lane: str, prompt: float, moved: float | None = None) -> None:
-    """What 6 tokens take to compute, and 6 records to move, in seconds. Real lanes take no time,
-    so what they measure tells little beside this."""
+    """Set the seconds that 6 tokens take to compute and 6 records to move. Test lanes take no
+    time, so their own measurements change little."""
     w.cache.observe_prefill(6, prompt)
     if moved is not None:
         w.inside.speed(lane).observe(6 * RECORD, moved)
 
 
 def answered(w: PolicyWorld, tokens=A) -> Request:
-    """A request whose question to storage was answered."""
+    """A request whose lookup was answered."""
     request = w.arrive(tokens)
     w.step("read", len(w.lanes["read"].queue) - 1)
     w.tick()
@@ -51,7 +51,7 @@ def answered(w: PolicyWorld, tokens=A) -> Request:
 
 
 def reading(w: PolicyWorld) -> int:
-    """Records that are being read."""
+    """The number of records in flight from storage."""
     return sum(len(move.pages) for ticket in w.inside.reading() for move in ticket.moves)
 
 
@@ -180,7 +180,7 @@ def test_a_read_goes_on_while_anybody_waits() -> None:
 
 
 def test_what_was_given_up_is_read_again_for_who_comes_later() -> None:
-    """Not joined: whether it is still going to be read, only its lane knows."""
+    """An abandoned read cannot be joined: only its lane knows whether it is skipped."""
     w = stored()
     answered(w)
     (ticket,) = w.lanes["read"].queue
@@ -212,7 +212,7 @@ def test_a_question_that_takes_long_is_not_waited_for() -> None:
 
 
 def test_a_slow_store_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Now and then a little is read, and nobody waits for it."""
+    """Now and then a prefetch reads a few pages, for which no request waits."""
     monkeypatch.setattr(prefetch_room, "_TRIAL_BYTES", 4 * RECORD)
     w = stored()
     measured(w, "read", 60.0, 70.0)
@@ -282,7 +282,7 @@ def test_a_slow_load_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_random_walks() -> None:
-    """Speeds that change at any time: reads are skipped, given up, tried again."""
+    """Speeds change at any time: reads are skipped, abandoned and retried."""
     happened: Counter[str] = Counter()
     for seed in range(24):
         rng = random.Random(seed)
@@ -302,12 +302,12 @@ def test_random_walks() -> None:
     assert happened["read lands"]
 
 
-# --- the clock of it
+# --- measured speeds
 
 
 @pytest.fixture
 def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """A clock that is moved by hand."""
+    """A clock that the test advances."""
     clock = [100.0]
     monkeypatch.setattr(speed_room.time, "monotonic", lambda: clock[0])
     return clock

@@ -1,4 +1,4 @@
-"""What a page is made of: sizes and names."""
+"""The schema: sizes, fingerprints and keys."""
 
 import hashlib
 import struct
@@ -83,7 +83,7 @@ def test_a_fingerprint_names_everything_that_bytes_depend_on() -> None:
 
 
 def test_how_a_group_is_used_does_not_name_its_bytes() -> None:
-    """More room to roll back, or a hit that may do without it: the records are as good."""
+    """``working`` and ``required`` do not change a group's records."""
     for change in ({"working": 5, "tail": 1}, {"required": False}):
         other = replace(FULL, **change)
         assert SCHEMA.fingerprint(other) == SCHEMA.fingerprint(FULL)

@@ -1,6 +1,6 @@
-"""The cache against its oracle: anything that may happen, in any order, with any failure.
+"""The cache against its oracle: any operations in any order, with any failure.
 
-See :mod:`world` for what is compared after every step.
+:mod:`world` defines what is compared after every step.
 """
 
 import random
@@ -18,7 +18,7 @@ Fault = st.sampled_from(["", "", "", "partial", "raise"])
 
 
 class Machine(RuleBasedStateMachine):
-    """One world. Which kind is a class attribute."""
+    """One world, whose kind is a class attribute."""
 
     kind = "two"
 
@@ -98,7 +98,7 @@ class Machine(RuleBasedStateMachine):
 
 
 def machine(kind: str, examples: int, steps: int) -> type:
-    """The test case of one kind of world: the same examples in every run."""
+    """The test case of one kind of world, with the same examples in every run."""
     case = type(f"Machine_{kind}", (Machine,), {"kind": kind}).TestCase
     case.settings = settings(
         max_examples=examples,
@@ -117,7 +117,7 @@ TestLenient = machine("lenient", 60, 50)
 
 @pytest.mark.parametrize("kind", list(KINDS))
 def test_random_walks(kind: str) -> None:
-    """Long walks find what short, shrinkable examples do not; and they get everywhere."""
+    """Long walks find what short, shrinkable examples miss, and reach every kind of event."""
     happened: Counter[str] = Counter()
     for seed in range(20):
         happened += walk(kind, seed)
@@ -128,6 +128,6 @@ def test_random_walks(kind: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", list(KINDS))
 def test_many_random_walks(kind: str) -> None:
-    """The same for minutes."""
+    """The same, for minutes."""
     for seed in range(1000, 1500):
         walk(kind, seed, 300)

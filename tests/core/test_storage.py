@@ -1,4 +1,4 @@
-"""The store as lanes see it: calls of bounded size, failures, hangs, and the circuit breaker."""
+"""The store as lanes see it: bounded calls, failures, hangs, and the circuit breaker."""
 
 import pytest
 from real_lanes import Gate, ids, nothing, until
@@ -14,7 +14,7 @@ from kvkeep.testing.fakes import TruthMedia
 
 
 def test_a_store_that_raises_is_left_alone_for_a_while(bench) -> None:
-    """After three failures nothing is asked; when the time is over, one success heals it."""
+    """Three failures open the breaker; after the wait, one success closes it."""
     b = bench()
     b.transfers.storage.breaker = Breaker(failures=3, wait=0.2)
     b.store.fault = "raise"
@@ -37,7 +37,7 @@ def test_a_store_that_raises_is_left_alone_for_a_while(bench) -> None:
 
 
 def test_a_store_that_hangs_trips_the_breaker_and_frees_the_queue(bench) -> None:
-    """Who queues behind a call that hangs is told at once; the call itself ends when it ends."""
+    """Jobs behind a hung call fail at once; the hung job itself lands when its call returns."""
     b = bench(Gate(), stall=0.05)
     first = b.submit(READ, b.move(0, 1))
     until(lambda: b.store.calls)
@@ -68,7 +68,7 @@ def test_a_hanging_touch_is_a_stall_too(bench) -> None:
 
 
 def test_calls_are_of_bounded_size(bench, monkeypatch) -> None:
-    """So that a stall, an error or a closing lane concerns few records."""
+    """So that a stall, an error or a closing lane affects few records."""
     monkeypatch.setattr(storage_room, "CALL_RECORDS", 100)
     store = Gate()
     store.open.set()
@@ -80,7 +80,7 @@ def test_calls_are_of_bounded_size(bench, monkeypatch) -> None:
 
 
 def test_calls_before_the_breaker_opened_count(bench, monkeypatch) -> None:
-    """One ticket of several calls: what was written stays written."""
+    """One ticket of several calls: records of the first calls stay written."""
     monkeypatch.setattr(storage_room, "CALL_RECORDS", 2)
     b = bench()
     b.transfers.storage.breaker = Breaker(failures=1)
@@ -93,11 +93,11 @@ def test_calls_before_the_breaker_opened_count(bench, monkeypatch) -> None:
 
 
 def test_within_a_call_ancestors_are_written_last(bench, monkeypatch) -> None:
-    """A store keeps the last of a call longest. Of all calls, the first may be the only one."""
+    """A store keeps the last key of a call longest. The first call may be the only one."""
     monkeypatch.setattr(storage_room, "CALL_RECORDS", 2)
     b = bench()
     b.media.tiers[1][0][:4] = 1, 2, 3, 4
-    b.store.fault = "partial"  # the second one of a call
+    b.store.fault = "partial"  # the second record of each call fails
     ticket = b.submit(WRITE, b.move(0, *range(4)))
     b.landed(1)
     _, second, _, fourth = ticket.moves[0].keys
@@ -129,7 +129,7 @@ def test_no_store_means_no_storage() -> None:
 
 @pytest.fixture
 def now(monkeypatch):
-    """A clock that is moved by hand."""
+    """A clock that the test advances."""
     clock = [0.0]
     monkeypatch.setattr(breaker_room.time, "monotonic", lambda: clock[0])
     return clock
@@ -151,7 +151,7 @@ def test_it_waits_longer_after_each_failed_retry_but_at_most_a_minute(now) -> No
     breaker, waits = Breaker(failures=1, wait=16.0), []
     for _ in range(4):
         breaker.failure()
-        breaker.failure()  # of a call that was under way: no further wait
+        breaker.failure()  # of a call in flight: the wait does not grow
         began = now[0]
         while breaker.open:
             now[0] += 1.0
@@ -165,7 +165,7 @@ def test_it_waits_longer_after_each_failed_retry_but_at_most_a_minute(now) -> No
 
 
 def test_it_can_be_told_to_try_again(now) -> None:
-    """As if it had failed for the first time: one more failure opens it, for as long as then."""
+    """After ``retry``, one failure opens it again, for the first wait."""
     breaker = Breaker(failures=2, wait=1.0)
     for _ in range(5):
         breaker.failure(trip=True)

@@ -1,4 +1,4 @@
-"""The file store publishes a record when its bytes are there, not before."""
+"""The file store publishes a record only after its bytes are written."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from kvkeep.testing.stores import SIZES, key, read, write
 
 
 def test_bytes_come_before_the_promise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Seen from another process's place, at the moment when the bytes are being written."""
+    """A second reader probes while the bytes are being written."""
     writer, reader = FileStore(tmp_path, SIZES), FileStore(tmp_path, SIZES)
     promised: list[bool] = []
     put = writer._put

@@ -1,4 +1,4 @@
-"""Slots of one memory tier: who has which, and who goes first."""
+"""Slots of one memory tier: ownership and eviction order."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ LIVE, WRITING, ABSENT = Residence.LIVE, Residence.WRITING, Residence.ABSENT
 
 
 class Room:
-    """A device tier of one group over a table, and pages at given clocks and depths."""
+    """A device tier of one group, with pages at given clocks and depths."""
 
     def __init__(self, slots: int, order: Order = lru) -> None:
         self.table = PageTable([0], usual=8)
@@ -72,7 +72,7 @@ def test_a_pinned_row_stays_until_the_last_pin_is_gone() -> None:
     with pytest.raises(InvariantError, match="pinned slot is dropped"):
         room.tier.drop(0, page)
     room.tier.unpin(0, page)
-    with pytest.raises(InvariantError, match="less than never"):
+    with pytest.raises(InvariantError, match="below zero"):
         room.tier.unpin(0, page)
     room.table.pins[0, 0, page] = 0
     assert room.evict(1) == page.tolist()
@@ -80,7 +80,7 @@ def test_a_pinned_row_stays_until_the_last_pin_is_gone() -> None:
 
 
 def test_what_is_dying_is_not_evicted() -> None:
-    """Who has a use for its slot says when it has none any more."""
+    """Its users free its slot; eviction must not."""
     room = Room(1)
     room.table.dying[room.add(1)] = True
     assert room.evict(1) == []
@@ -97,7 +97,7 @@ def test_misuse_of_slots_is_refused() -> None:
     with pytest.raises(InvariantError, match="second slot"):
         room.tier.adopt(0, page, room.tier.reserve(0, 1), LIVE)
     room.tier.drop(0, page)
-    with pytest.raises(InvariantError, match="without a slot"):
+    with pytest.raises(InvariantError, match="does not own its slot"):
         room.tier.drop(0, page)
 
 
@@ -111,12 +111,12 @@ def test_the_oldest_goes_first_and_among_equals_the_deepest() -> None:
 
 
 def test_late_comers_below_the_horizon_are_merged_in(monkeypatch) -> None:
-    """A batch of victims was chosen; what becomes evictable later and is older goes before it."""
+    """An older page that becomes evictable after a batch was sorted is evicted in its order."""
     monkeypatch.setattr(kvkeep.core.victims, "_SELECT", 0.5)
     room = Room(8)
     pages = [room.add(used) for used in (10, 20, 30, 40, 50, 60)]
     room.tier.pin(0, ids(pages[1]))
-    assert room.evict(1) == [pages[0]]  # the batch: up to 50
+    assert room.evict(1) == [pages[0]]  # the batch ends at 50
     room.tier.unpin(0, ids(pages[1]))
     late = room.add(25)
     assert room.evict(5) == [pages[1], late, *pages[2:5]]
@@ -143,7 +143,7 @@ def test_a_page_offered_twice_is_dropped_once(monkeypatch) -> None:
 
 
 def test_several_groups_at_once_are_as_one_after_another() -> None:
-    """The table grows in between, and the groups differ in what they have."""
+    """The table grows meanwhile, and the groups have different slots."""
     together, apart = several(4), several(4)
     for step in (0, 1, 2):
         pages = together.table.allocate(NO_IDS, 3 << (4 * step), [])
@@ -173,7 +173,7 @@ def test_several_groups_at_once_are_as_one_after_another() -> None:
             apart.drop(g, pages[1:])
             apart.free(g - 1, apart.reserve(g - 1, 5))
         alike(together, apart)
-        with pytest.raises(InvariantError, match="less than never"):
+        with pytest.raises(InvariantError, match="below zero"):
             together.unpin((1, 3), pages)
     assert together.reserve((0, 1), together.free_slots(1) + 1) is None, "all groups or none"
     assert [together.private(g) for g in range(4)] == [0, 0, 0, 0]
@@ -207,10 +207,10 @@ Action = st.tuples(st.sampled_from("apuseh"), st.integers(0, 30), st.integers(0,
     st.sampled_from([1, 3, 99]),
 )
 def test_victims_come_in_order(order: Order, actions, select: float, block: int) -> None:
-    """Whatever is added, pinned, unpinned, used, hit or evicted, eviction is a sort of all that may
-    go, however many pages are looked at at a time.
+    """Whatever is added, pinned, unpinned, used, hit or evicted, eviction sorts all evictable
+    pages, however many pages a scan takes at a time.
 
-    Clocks only grow, as they do in the cache."""
+    Clocks only grow, as in the cache."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kvkeep.core.victims, "_SELECT", select)
         patch.setattr(kvkeep.core.victims, "_BLOCK", block)

@@ -1,4 +1,4 @@
-"""Touches: what storage hears of hits, and that nobody waits for it."""
+"""Touches: hits are reported to storage, and nothing waits for that."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kvkeep.testing.fakes import DictStore, TruthMedia
 
 
 class Calls(DictStore):
-    """A store that notes each call of touch."""
+    """A store that notes each touch call."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ def calls_of(monkeypatch: pytest.MonkeyPatch, records: int) -> None:
 
 
 def tell_all(b: Bench, touches: Touches) -> list:
-    """Send until storage knows of everything; all keys, in the order in which it heard of them."""
+    """Send until every hit is reported; returns all keys in the order of their calls."""
 
     def told() -> bool:
         for job in b.transfers.landed():
@@ -45,7 +45,7 @@ def tell_all(b: Bench, touches: Touches) -> list:
 
 
 def test_ancestors_are_touched_last(bench) -> None:
-    """With all groups side by side, and of each group what the hit needed."""
+    """A page's groups are adjacent, and each group has only what the hit needed."""
     b = bench(Calls())
     touches = Touches(b.transfers)
     touches.add(b.keys(0, 1, 2), [0, 2])
@@ -54,7 +54,7 @@ def test_ancestors_are_touched_last(bench) -> None:
 
 
 def test_hits_that_wait_are_merged(bench) -> None:
-    """A record is told of once, where its newest hit puts it."""
+    """Each record is reported once, in the place of its newest hit."""
     b = bench(Calls())
     touches = Touches(b.transfers)
     for path in ((0, 1, 2), (0, 3), (0, 1, 2), (7,), (0, 3)):
@@ -149,7 +149,7 @@ def test_a_touch_that_raises_is_not_the_last(bench) -> None:
 
 
 class SlowTouch(DictStore):
-    """A store whose touches return only when told to."""
+    """A store whose touches return only when the test lets them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -160,7 +160,7 @@ class SlowTouch(DictStore):
 
 
 def test_a_write_does_not_wait_for_touches() -> None:
-    """Hits keep coming, a touch never returns: a new prompt is stored all the same."""
+    """A new prompt is stored while hits keep coming and a touch never returns."""
     store = SlowTouch()
     w = world_of(Policy(), TWO, [16, 16], [16, 16])
     with Cache(TWO, [16, 16], [16, 16], store, w.settings(), TruthMedia([16] * 2, [16] * 2)) as c:

@@ -35,7 +35,7 @@ def test_around_all_tiers(bench) -> None:
 
 
 def test_what_is_queued_is_moved_as_one(bench) -> None:
-    """A lane that was busy hands all it finds to one copy, one piece per group."""
+    """A lane that was busy makes one copy of its whole queue, one piece per group."""
     b = bench()
     copies, busy, go = [], threading.Event(), threading.Event()
 
@@ -62,7 +62,7 @@ def test_who_listens_hears_of_every_ticket_that_comes_back(bench, route: Route) 
     assert heard.acquire(timeout=20)
     assert len(list(b.transfers.landed())) == 1
     b.transfers.storage.breaker.failure(trip=True)
-    b.submit(route, b.move(0, 2))  # storage is not asked now, and its ticket comes back at once
+    b.submit(route, b.move(0, 2))  # the breaker is open: its ticket fails at once
     assert heard.acquire(timeout=20)
 
 
@@ -109,7 +109,7 @@ def test_groups_are_written_page_by_page(bench) -> None:
     b.store.touched = []
     b.store.touch = b.store.touched.extend
     touches = Touches(b.transfers)
-    touches.add(b.keys(2, 1, 0), [0, 0])  # the path's end is told first
+    touches.add(b.keys(2, 1, 0), [0, 0])  # the end of the path is reported first
     touches.send()
     b.landed(1)
     assert b.store.touched == [
@@ -135,7 +135,7 @@ def test_closing_does_not_wait_for_a_call_that_hangs(bench) -> None:
     assert b.store.inside == 1, "it waited for the call"
 
 
-# --- reads and loads, and how fast they are
+# --- speeds of reads and loads
 
 
 def test_an_abandoned_read_is_not_made_unless_it_has_begun(bench) -> None:
@@ -189,7 +189,7 @@ def test_the_speed_of_reads_is_measured_and_bounds_them(bench) -> None:
 
 
 @pytest.mark.parametrize(
-    ("pace", "total", "most"),  # pace: bytes per second, None: nothing was read yet
+    ("pace", "total", "most"),  # pace: bytes per second; None: nothing was read yet
     [
         (None, 400 << 20, 1 << 20),
         (1e9, 1 << 30, 1e8),  # a tenth of a second

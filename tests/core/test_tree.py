@@ -1,4 +1,4 @@
-"""The radix tree: against a dict, and case by case."""
+"""The radix tree, compared with a dict and in single cases."""
 
 from itertools import chain
 
@@ -27,7 +27,7 @@ def runs(tree: Tree) -> list[list[int]]:
 
 
 class Forest:
-    """A tree that gives out ids, and a dict that says what it must hold."""
+    """A tree, and a dict of what it must hold."""
 
     def __init__(self) -> None:
         self.tree = Tree(P)
@@ -52,7 +52,7 @@ class Forest:
             self.pages[namespace, whole[: (i + 1) * P]] = page
 
     def cut(self, indices: list[int]) -> None:
-        """Pages by their place in order; one may be below another."""
+        """Cut pages by index; one may be below another."""
         tops = list(dict.fromkeys(sorted(self.pages)[i % len(self.pages)] for i in indices))
         below = {
             (name, tokens)
@@ -80,7 +80,7 @@ Step = st.tuples(st.booleans(), st.sampled_from(["", "b"]), Tokens, Numbers)
 @settings(max_examples=300)
 @given(st.lists(Step, max_size=25))
 def test_a_tree_is_a_dict_of_prompts(steps) -> None:
-    """Whatever is added and cut, in any namespace, a match is the longest known prefix."""
+    """After any inserts and cuts in any namespace, a match is the longest known prefix."""
     forest = Forest()
     for put, namespace, tokens, numbers in steps:
         if put:
@@ -103,7 +103,7 @@ def test_a_page_matches_whole_or_not_at_all() -> None:
 
 
 def test_decoding_grows_one_node_in_place() -> None:
-    """A generation that commits page by page is one run, not a chain."""
+    """A generation that commits page by page is one node, not a chain."""
     tree = Tree(P)
     tree.insert("", None, raw(0, 0), ids(0))
     for i in range(1, 100):

@@ -1,4 +1,4 @@
-"""Prefetches in line for host memory: what a tick spends on them, and that each gets its turn."""
+"""Prefetches in line for host memory: the work of a tick, and fairness."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Everything(DictStore):
 
 
 class Line:
-    """A cache whose host memory one prompt of ``pages`` fills, as far as prefetches may have it."""
+    """A cache whose prefetch share one prompt of ``pages`` fills."""
 
     def __init__(self, pages: int, monkeypatch: pytest.MonkeyPatch) -> None:
         policy = Policy(prefetch_min_tokens=0)
@@ -49,11 +49,11 @@ class Line:
         monkeypatch.setattr(self.cache.residency.tree, "match", counted)
 
     def arrive(self, name: str, pages: int) -> Prefetch:
-        """A prompt of its own namespace."""
+        """Prefetch a prompt in its own namespace."""
         return self.cache.prefetch([1] * (pages * P + 1), name)
 
     def tick(self) -> Counter[bytes]:
-        """A tick; who was looked at, and how often."""
+        """Tick; returns how often each prompt was matched."""
         self.looks.clear()
         self.cache.tick()
         return self.looks.copy()
@@ -65,7 +65,7 @@ def line(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], Line]:
 
 
 def test_a_tick_looks_at_some_of_a_long_line(line) -> None:
-    """300 prompts of 2,000 pages cost a tick a few looks, and all of them are looked at in turn."""
+    """With 300 prompts of 2,000 pages in line a tick tries a few, and all get their turn."""
     here, names = line(2000), [f"n{i}" for i in range(300)]
     waiting = [here.arrive(name, 2000) for name in names]
     here.tick()
@@ -96,7 +96,7 @@ def test_a_line_is_served_in_order(line) -> None:
 
 
 def test_whoever_fits_has_its_turn_behind_many_that_do_not(line) -> None:
-    """Wherever in line it came, and however many come after it."""
+    """Wherever in line it is, and however many arrive after it."""
     here = line(20)
     first = here.arrive("first", 5)
     here.tick()
@@ -115,7 +115,7 @@ def test_whoever_fits_has_its_turn_behind_many_that_do_not(line) -> None:
 
 
 def test_a_line_that_shrinks_is_still_gone_round(line) -> None:
-    """Those that the last turn ended with are gone: the next begins with those behind them."""
+    """The prefetches tried last are gone: the next tick goes on with those behind them."""
     here = line(20)
     here.arrive("first", 20)
     names = [f"n{i}" for i in range(80)]
@@ -143,7 +143,7 @@ def sleeps(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 def test_a_tight_loop_lets_lanes_run(sleeps: list[float]) -> None:
-    """A tick that finds nothing while something is under way gives the interpreter up."""
+    """A tick that finds nothing while transfers are in flight releases the GIL."""
     lanes: dict[str, ManualQueue] = {}
 
     def lane(name, work, report):

@@ -1,4 +1,4 @@
-"""Random walks through small worlds: what the state machine does, much faster, without shrinking.
+"""Random walks through small worlds: like the state machine, but faster and without shrinking.
 
 ``python walks.py FIRST LAST`` walks from all seeds of a range; a failure names its seed.
 """
@@ -20,7 +20,7 @@ LANES = ("save", "load", "write", "read")
 
 
 def any_world(rng: random.Random) -> World:
-    """Some groups in some order, and pools so small that some hold next to nothing."""
+    """A world of random groups in random order, with tiny pools."""
     groups = [group("full")] if rng.random() < 0.9 else []
     working = rng.choice([0, 1, 1, 2])
     for name, tail, work in (
@@ -56,10 +56,10 @@ STEPS = {
 
 
 def walk(kind: str, seed: int, steps: int = 150) -> Counter[str]:
-    """One walk, checked after every step; what happened on it."""
+    """One walk, checked after every step; returns what happened."""
     rng = random.Random(seed)
     world = KINDS[kind](rng)
-    world.reads = (None, 0, 600)[seed % 3]  # also in parts: page by page, or a few at once
+    world.reads = (None, 0, 600)[seed % 3]  # reads: any size, one page, or a few pages
     world.restart()
     for step in rng.choices(list(STEPS), list(STEPS.values()), k=steps):
         one(world, step, rng)
@@ -69,7 +69,7 @@ def walk(kind: str, seed: int, steps: int = 150) -> Counter[str]:
 
 
 def one(world: World, step: str, rng: random.Random) -> None:
-    """Take a step of this kind, if one can be taken."""
+    """Take a step of this kind if one is possible."""
     waiting = [r for r in world.requests if not r.lease]
     running = [r for r in world.requests if r.lease]
     if step == "arrive" and len(world.requests) < 5:
@@ -110,7 +110,7 @@ def one(world: World, step: str, rng: random.Random) -> None:
 
 
 def _known(world: World, rng: random.Random) -> Path | None:
-    """A page that some prompt had, half of the time."""
+    """Half of the time, a page that an earlier prompt had."""
     known = sorted(world.names.values())
     return rng.choice(known) if known and rng.random() < 0.5 else None
 

@@ -1,4 +1,4 @@
-"""A stage small enough that every step on it is compared with an oracle of plain dicts."""
+"""A small stage that compares every step with an oracle of plain dicts."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ Tree = dict[Path, int]  # all findable pages, and their ids
 
 
 class World(Stage):
-    """Each operation is followed by the comparisons that concern it alone; :meth:`check` has those
-    that always hold."""
+    """Each operation compares its own outcome with the oracle; :meth:`check` compares the whole
+    state."""
 
     def __init__(
         self,
@@ -30,11 +30,11 @@ class World(Stage):
     ) -> None:
         self.vital = [grp.required and grp.tail is None for grp in schema.groups]
         self.names: dict[bytes, Path] = {}  # chained key -> the page it must belong to
-        self.keys: dict[Path, bytes] = {}  # the same, turned round
+        self.keys: dict[Path, bytes] = {}  # the inverse
         self.roots = {root(name): name for name in ("", "last")}  # key of a namespace -> its name
         super().__init__(schema, device, host, missing, select, every)
 
-    # --- what may happen
+    # --- operations
 
     def restart(self) -> None:
         super().restart()
@@ -76,7 +76,7 @@ class World(Stage):
         return True
 
     def _room(self, request: Request, tree: Tree, pages: int, chunk: int) -> tuple[int, bool]:
-        """Fresh pages, and whether each group can have what it must. Snapshots it need not."""
+        """Fresh pages, and whether each group has room; snapshots are optional."""
         tokens = min(len(request.tokens), pages * self.size + chunk)
         fresh = -(-tokens // self.size) - pages
         roomy, device = True, self.inside.state[0]
@@ -93,13 +93,13 @@ class World(Stage):
         return fresh, roomy
 
     def _private(self, g: int) -> int:
-        """Slots that are of no page."""
+        """Private slots."""
         leases = [request.lease for request in self.requests if request.lease]
         return sum(len(self.inside.own(lease, g)) for lease in leases)
 
     def _check_cuts(self, request: Request) -> None:
         """Snapshots are planned where hits are expected to end, and as often as the policy says;
-        only there have they slots."""
+        only those pages have slots."""
         lease, interim = request.lease, set()
         keeps = [g for g in self.groups if self.schema.groups[g].working]
         if not keeps:
@@ -124,7 +124,7 @@ class World(Stage):
         return grown
 
     def _write(self, request: Request, g: int, slots: np.ndarray, values: np.ndarray | int) -> None:
-        """Only into slots that are of no page and of no other request."""
+        """Write only into slots that no page and no other request has."""
         inside, others = self.inside, np.ones(self.device[g], bool)
         others[inside.own(request.lease, g)] = False
         others[inside.slot[0, g][inside.state[0, g] != ABSENT]] = True
@@ -136,12 +136,12 @@ class World(Stage):
         super()._write(request, g, slots, values)
 
     def commit(self, request: Request) -> None:
-        """What was committed is findable, stamped, and owned as it must be; windows slid."""
+        """Committed pages are in the tree, stamped and owned as they must be; windows slid."""
         lease, inside = request.lease, self.inside
         first, last = lease.pages, request.computed // self.size
         detached, snapshots = inside.detached(lease), list(request.snapshots)
         tree = self.tree()
-        self.oracle.keep(tree.__contains__)  # to grow may have evicted it
+        self.oracle.keep(tree.__contains__)  # grow may have evicted it
         own, moving, pinned = [], [], []  # by group: pages
         for g, grp in enumerate(self.schema.groups):
             owned, slots = inside.owned(lease, g), lease.slots(grp.name)
@@ -166,7 +166,7 @@ class World(Stage):
     def _check_published(
         self, request: Request, tree: Tree, g: int, new: set[int], moving: set[int]
     ) -> set[int]:
-        """New pages of a group have rows, once each; those that the lease has through its row."""
+        """New pages of a group have one row each; returns those that the lease pins through it."""
         lease, reach = request.lease, self.oracle.needed(g, request.lease.pages)
         owned = self.inside.owned(lease, g)
         if not self.inside.publishes(lease, g):
@@ -179,7 +179,7 @@ class World(Stage):
         return new - moving
 
     def _check_slid(self, request: Request, g: int, pinned: set[int]) -> None:
-        """What is out of reach is let go, and goes first."""
+        """Pages out of reach are let go and evicted first."""
         lease, working = request.lease, self.schema.groups[g].working
         reach = self.oracle.needed(g, lease.pages)
         if not self.inside.publishes(lease, g):
@@ -206,7 +206,7 @@ class World(Stage):
         self.oracle.keep(lambda path: path not in fresh)
 
     def evict(self, tier: int, g: int, count: int) -> None:
-        """As a leaf-first LRU of dicts: which go, and what follows."""
+        """Evict as a leaf-first LRU of dicts would, subtrees included."""
         tree = self.tree()
         want = self.oracle.ranks(g, self._evictable(tier, g, tree))[:count]
         paths = {page: path for path, page in tree.items()}
@@ -228,7 +228,7 @@ class World(Stage):
         lost = sum(self._state(tree, tier, g, path) == ABSENT for g in before for path in before[g])
         assert count <= lost  # the rest went with a subtree
 
-    # --- what is there
+    # --- contents
 
     def tree(self) -> Tree:
         found: Tree = {}
@@ -250,7 +250,7 @@ class World(Stage):
         return self.oracle.longest(known, counting, self._has(request, tree))
 
     def _has(self, request: Request, tree: Tree):
-        """Whether a page of a request is in memory, or on its way to the device."""
+        """Whether a page of a request is in memory or being loaded."""
         state = self.inside.state
 
         def has(g: int, i: int) -> bool:
@@ -260,7 +260,7 @@ class World(Stage):
         return has
 
     def _in_use(self, tree: Tree) -> set[Path]:
-        """Pages with a slot or a hold, and all above them: where no group is vital, the rest go."""
+        """Pages with a slot or a hold, and their ancestors; without a vital group, others end."""
         busy = self.inside.holds.astype(bool) | (self.inside.state != ABSENT).any(axis=(0, 1))
         return with_ancestors([path for path, page in tree.items() if busy[page]], self.size)
 
@@ -277,7 +277,7 @@ class World(Stage):
         found = (p for k, p in self.names.items() if names(np.frombuffer(k, np.uint8)) == name)
         return str(next(found, super().page(name)))
 
-    # --- what always holds
+    # --- invariants
 
     def check(self) -> None:
         tree = self.tree()
@@ -307,7 +307,7 @@ class World(Stage):
         super()._check_storage()
 
     def trust(self) -> None:
-        """After damage, which may change clocks: the oracle goes on from those that there are."""
+        """Copy the cache's clocks into the oracle after damage, which may change them."""
         inside, self.oracle.clock = self.inside, self.inside.clock
         self.oracle.pages.clear()
         for path, page in self.tree().items():

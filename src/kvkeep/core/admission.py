@@ -1,7 +1,7 @@
-"""Admission: from a prompt to a lease on device slots, all or nothing.
+"""Admission: grant a prompt a lease on device slots, all or nothing.
 
-A prompt is matched in the tree once. What the device has of the hit is pinned, room is made for the
-rest, and loading starts.
+Match the prompt in the tree once, pin the part of the hit that is on the device, make room for the
+rest, and start loading it.
 """
 
 from __future__ import annotations
@@ -25,11 +25,7 @@ from .transfer import Transfers
 
 
 class Admission:
-    """Grants leases and grows them. The scheduler's thread only.
-
-    Args:
-        leases: all that are granted, by serial.
-    """
+    """Grants leases and grows them. Scheduler's thread only. ``leases``: all granted, by serial."""
 
     def __init__(
         self,
@@ -62,13 +58,7 @@ class Admission:
         priority: int,
         total: int,
     ) -> Lease | None:
-        """See :meth:`Cache.admit`.
-
-        Args:
-            run: all tokens.
-            raw: token bytes of the pages that a hit may use.
-            root: key of the namespace.
-        """
+        """See :meth:`Cache.admit`. ``raw``: token bytes of the pages that a hit may use."""
         known = self._residency.tree.match(root, raw)
         if total and not self._fits(known, total, chunk):
             return None
@@ -101,8 +91,7 @@ class Admission:
         return None
 
     def grow(self, lease: Lease, pages: int) -> bool:
-        """Slots for ``pages`` pages in every group; False, and none taken, if there is no room now
-        or the lease is released."""
+        """See :meth:`Cache.grow`."""
         more = pages - lease.capacity
         if lease.released or more <= 0:
             return not lease.released
@@ -116,8 +105,7 @@ class Admission:
         return False
 
     def _fits(self, path: Ids, total: int, chunk: int) -> bool:
-        """Whether every group has room for ``total`` tokens beside what is in use; pages of
-        ``path`` that are in use already need none."""
+        """Whether every group has room for ``total`` tokens; pages of ``path`` in use need none."""
         for g, group in enumerate(self._groups):
             need = self._pages(total)
             if group.tail is not None:  # it holds a step's pages only for a moment
@@ -129,7 +117,7 @@ class Admission:
         return True
 
     def _make_room(self, plan: Plan, fresh: int) -> bool:
-        """Free device slots for what is loaded and computed first; False: there are none now."""
+        """Free device slots for the hit's loads and the first chunk; False: no room now."""
         needs = [
             group.working + len(load) + (0 if group.working else fresh + len(gaps))
             for group, load, gaps in zip(self._groups, plan.load, plan.gaps, strict=True)
@@ -143,14 +131,13 @@ class Admission:
         return room
 
     def _extend(self, lease: Lease, pages: int, gaps: Gaps | None = None) -> None:
-        """Private slots for ``pages`` more pages; for snapshots, if there is room."""
+        """Reserve private slots for ``pages`` more pages, and for snapshots if there is room."""
         if any(wishes := self._slots.snapshots(lease, pages, gaps)):
             self._backup.make_room(wishes)
         self._slots.extend(lease, pages, gaps)
 
     def _hit(self, lease: Lease) -> None:
-        """A hit ended at the end of its path. Where many do, a tail stays when longer requests
-        slide past it."""
+        """Record a hit. ``hits`` keeps a popular tail when longer requests slide past it."""
         table, path = self._table, lease.path
         self._residency.stamp(path)
         table.reused[path] += 1

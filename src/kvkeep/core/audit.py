@@ -1,18 +1,17 @@
-"""Who owns what: every hold, pin and private slot, counted again from its owners.
+"""Audit: recount every hold, pin and private slot from its owners, to check and to repair.
 
-The invariants, in words:
+Invariants:
 
-- A page is held once by each lease, prefetch, waiting line and ticket that knows its id.
-- A device slot is pinned by the leases that read it and the tickets that copy from it; a host slot
-  by prefetches and by the tickets that copy from it. Only LIVE slots are pinned.
-- A slot is free, private to one lease, or of one page's row. What a ticket reads or fills is of
-  a row; if its page lost it, it is private to the ticket.
-- A page that is not in the tree is dying, and is recycled with its last hold.
-- A page of the tree can serve a hit: each group that every hit needs is in a memory tier.
-- No page was used later than its ancestor, in groups that need every page.
+- Each lease, prefetch, line entry and ticket move holds its pages once.
+- Leases that read a device slot pin it, prefetches pin host slots, and tickets pin the slots that
+  they copy from. Only LIVE slots are pinned.
+- A slot is free, private to one lease, or owned by one page's row. A ticket's slots belong to
+  rows; a slot that its page lost is private to the ticket.
+- A page outside the tree is dying; its last unhold recycles it.
+- A page in the tree can serve a hit: each group that every hit needs is in a memory tier.
+- In groups that need every page, no page was used later than its ancestor.
 
-Where they turn out broken, the pages concerned are dropped, and all else is counted anew from rows
-and owners.
+If one is broken, the audit drops the affected pages and recounts the rest from rows and owners.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ log = logging.getLogger(__name__)
 
 
 class Owned(NamedTuple):
-    """What the owners of pages and slots have, counted."""
+    """Holds, pins and private slots of all owners."""
 
     holds: NDArray[np.int32]  # [pages]
     pins: NDArray[np.int32]  # [tiers, groups, pages]
@@ -46,7 +45,7 @@ class Owned(NamedTuple):
 
 
 class Guard:
-    """Around whatever changes the books: see :meth:`Audit.guard`."""
+    """See :meth:`Audit.guard`."""
 
     __slots__ = ("_audit", "_lease", "_pages")
 
@@ -65,12 +64,7 @@ class Guard:
 
 
 class Audit:
-    """Counts owners again, to check the books and to mend them. The scheduler's thread only.
-
-    Args:
-        leases, prefetches, tickets, lines: all there are; they change under the audit.
-        share: what prefetches keep of the host.
-    """
+    """Checks and repairs the bookkeeping; sees all owners live. Scheduler's thread only."""
 
     def __init__(
         self,
@@ -85,17 +79,17 @@ class Audit:
         self._residency, self._share, self._counts = residency, share, counts
         self._leases, self._prefetches = leases, prefetches
         self._tickets, self._lines = tickets, lines
-        self._broken: list[Ids] = []  # since the books were mended last
+        self._broken: list[Ids] = []  # since the last mend
 
     def guard(self, *pages: Ids, lease: Lease | None = None) -> Guard:
-        """Contain an InvariantError of the block: ``pages`` are dropped in :meth:`mend`, and what
-        follows the block runs. Anything else that interrupts it goes on up, and the books are
-        mended before they are used again. Either way, ``lease`` is half changed: it is lost, and
-        its pages are dropped."""
+        """Contain an InvariantError of the block; :meth:`mend` then drops ``pages``.
+
+        Other exceptions propagate, and the bookkeeping is mended before its next use. Either way
+        ``lease`` is half changed, so it ends and its pages are dropped."""
         return Guard(self, pages, lease)
 
     def broke(self, error: BaseException, pages: Sequence[Ids], lease: Lease | None) -> bool:
-        """The books are not to be trusted; whether the error is contained."""
+        """Note that bookkeeping may be wrong; returns whether the error is contained."""
         if lease is not None:
             pages = (lease.path,)
             self._leases.pop(lease.serial, None)
@@ -108,9 +102,10 @@ class Audit:
         return contained
 
     def mend(self) -> None:
-        """If anything broke: drop it and all that disagrees, and believe the rest. Whoever waits
-        for a ticket that is gone waits no longer; a lease that did, or that reads another page's
-        slot, is released. Call it only between operations."""
+        """If anything broke, drop it and every row that disagrees, and recount the rest.
+
+        Leases that wait for a lost ticket, or read another page's slot, are released; prefetches
+        stop waiting for lost tickets. Call it only between operations."""
         if not self._broken:
             return
         residency = self._residency
@@ -135,7 +130,7 @@ class Audit:
         self._broken.clear()
 
     def check(self) -> None:
-        """Raise InvariantError unless holds, pins and private slots are just those of owners."""
+        """Raise InvariantError unless holds, pins and private slots match their owners."""
         table = self._residency.table
         if not all(map(self._sound, self._leases.values())):
             raise InvariantError("a lease's slot is not its page's")
@@ -147,7 +142,6 @@ class Audit:
                 raise InvariantError("a private slot has no owner")
 
     def count(self) -> Owned:
-        """Holds, pins and private slots, counted anew."""
         table = self._residency.table
         holds, pins = np.zeros_like(table.holds), np.zeros_like(table.pins)
         private = self._by_place(
@@ -176,26 +170,26 @@ class Audit:
         return Owned(holds, pins, private)
 
     def _sources(self) -> Iterator[tuple[int, int, Ids, Slots]]:
-        """Tier, group, pages and slots of what tickets read."""
+        """Tier, group, pages and slots that tickets read."""
         for ticket in self._tickets:
             if (tier := ticket.route.source) is not None:
                 yield from ((tier, move.group, move.pages, move.source) for move in ticket.moves)
 
     def _targets(self) -> Iterator[tuple[int, int, Ids, Slots]]:
-        """The same of what they fill."""
+        """Tier, group, pages and slots that tickets fill."""
         for ticket in self._tickets:
             if (tier := ticket.route.target) is not None:
                 yield from ((tier, move.group, move.pages, move.target) for move in ticket.moves)
 
     def _by_place(self, found: Iterable[tuple[int, int, Slots]]) -> list[list[Slots]]:
-        """``[tiers][groups]``: slots by where they are, each once."""
+        """``[tiers][groups]``: distinct slots."""
         slots = [[[NO_SLOTS] for _ in self._residency.schema.groups] for _ in TIERS]
         for tier, group, some in found:
             slots[tier][group].append(some)
         return [[np.unique(np.concatenate(some)) for some in groups] for groups in slots]
 
     def _sound(self, lease: Lease) -> bool:
-        """Whether every page that a lease reads through its row is in just that slot."""
+        """Whether each row that a lease reads through still has the slot in the lease's table."""
         slot = self._residency.table.slot[DEVICE]
         for g in range(len(lease.groups)):
             at = lease.shared(g)

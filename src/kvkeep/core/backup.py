@@ -1,12 +1,12 @@
-"""Write policies: which pages go to the host and when; what is there goes on to storage.
+"""Write policies: which pages are copied to the host and then to storage, and when.
 
 Pages that are computed (write-through) or hit often (selective) wait in a line, held but not
-pinned, until the lower tier has room for them: a slow or stalled store never keeps the device from
-evicting. Pages that were evicted while they waited are counted. While the store's breaker is open
-its line waits; what the store refused is lined up again at the next hit.
+pinned, until the lower tier has room: a slow store never keeps the device from evicting. Pages
+evicted while they wait are counted. The store's line pauses while its breaker is open; pages that
+the store refused join the line again at their next hit.
 
-Under write-back the device's victims go to the host in :meth:`Backup.make_room`, and a page that is
-loaded leaves the host. :meth:`Backup.flush` lines up what storage would lack without the device.
+Under write-back :meth:`Backup.make_room` copies the device's victims to the host, a page that is
+loaded leaves the host, and :meth:`Backup.flush` saves pages that only the device has.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from .residency import Residency
 from .ticket import SAVE, WRITE, Move, Route, Ticket
 from .transfer import Transfers
 
-_PINNED_SHARE = 0.5  # of the host's slots that storage writes may pin at once
+_PINNED_SHARE = 0.5  # of host slots that writes to storage may pin at once
 
 
 class Backup:
-    """Pages on their way down. The scheduler's thread only."""
+    """Copies pages to lower tiers. Scheduler's thread only."""
 
     def __init__(
         self,
@@ -52,17 +52,17 @@ class Backup:
 
     @property
     def leaving(self) -> bool:
-        """Copies under way will free device slots when they land."""
+        """Copies in flight will free device slots when they land."""
         return any(self._leaving(group) for group in self._groups)
 
     @property
     def waiting(self) -> bool:
-        """Pages wait in a line; transfers may be under way besides."""
+        """Pages wait in a line."""
         return any(map(len, self.lines))
 
     @property
     def idle(self) -> bool:
-        """No page waits in a line, except for a store whose breaker is open."""
+        """No page waits, except for a store whose breaker is open."""
         saving = len(self._unsaved) and not self._exclusive
         return not self.waiting or (self._transfers.storage.breaker.open and not saving)
 
@@ -74,7 +74,7 @@ class Backup:
             self._save(group, pages)
 
     def hit(self, group: int, pages: Ids) -> None:
-        """These were hit, in any tier."""
+        """Note that a hit used these pages, from any tier."""
         table = self._table
         if self._policy.write == "write_through_selective":
             often = table.reused[pages] >= self._policy.write_hits
@@ -84,7 +84,7 @@ class Backup:
             self._unwritten.add(group, lacking[table.where(HOST, group, lacking, Residence.LIVE)])
 
     def flush(self) -> None:
-        """Write-back: line up what storage would lack if the device were gone, ancestors first."""
+        """Write-back: save pages that only the device has, ancestors first."""
         if not self._exclusive or not self._transfers.storage.exists:
             return
         table = self._table
@@ -95,7 +95,7 @@ class Backup:
             self._save(group, pages[np.argsort(table.depth[pages], kind="stable")])
 
     def advance(self) -> None:
-        """Start what there is room for. Called every tick."""
+        """Start the transfers that there is room for. Called every tick."""
         if self._exclusive:
             for group, slots in enumerate(self._device.capacity):
                 self._demote(group, int(self._policy.write_ahead * slots))
@@ -109,7 +109,7 @@ class Backup:
         )
 
     def _depart(self, route: Route, moves: list[Move]) -> None:
-        """What was taken from a line is the ticket's now."""
+        """Hand pages taken from a line, with their holds, to a ticket."""
         if moves := [move for move in moves if len(move.pages)]:
             self._flights.depart(route, moves, self._saved if route is SAVE else self._written)
             for move in moves:
@@ -118,14 +118,10 @@ class Backup:
     # --- room on the device
 
     def make_room(self, needs: Sequence[int]) -> bool:
-        """Free so many device slots of each group, before they are reserved.
+        """Free ``needs[g]`` device slots of each group; returns whether that many are free now.
 
-        Write-back frees a slot whose page must be copied first only when the copy has landed, in a
-        later tick. Where one group can never have its slots, nothing leaves for the others.
-
-        Returns:
-            Whether so many are free now.
-        """
+        Write-back may first have to copy pages, whose slots are free in a later tick. If one group
+        cannot get its slots, nothing is evicted for the others."""
         device = self._device
         if all(device.free_slots(g) >= need for g, need in enumerate(needs)):
             return True
@@ -139,9 +135,9 @@ class Backup:
         return all(device.free_slots(g) >= need for g, need in enumerate(needs))
 
     def _demote(self, group: int, wanted: int) -> None:
-        """Let device pages go until ``wanted`` slots are free or soon will be. A page that the host
-        has goes at once, others when their copy has landed; if the host lacks room, ancestors come
-        first. While copies keep failing pages go without, or the device would stay full."""
+        """Evict device pages until ``wanted`` slots are free or about to be. A page that the host
+        has goes at once, others when their copy lands. If the host lacks room, ancestors are copied
+        first. While copies keep failing, pages go uncopied, or the device would stay full."""
         residency, table, device, host = self._residency, self._table, self._device, self._host
         short = wanted - device.free_slots(group) - self._leaving(group)
         while short > 0 and len(pages := device.victims(group, short)):
@@ -160,27 +156,26 @@ class Backup:
                 self._flights.depart(SAVE, [Move(group, down)], self._demoted)
 
     def _leave(self, group: int, pages: Ids) -> None:
-        """These are evicted from the device."""
+        """Evict these pages from the device."""
         self._device.evicted[group] += len(pages)
         self._residency.drop(self._device, group, pages)
 
     def _leaving(self, group: int) -> int:
-        """Device slots that copies under way are about to free."""
+        """Device slots that copies in flight will free."""
         tickets = self._transfers.tickets if self._exclusive else ()
         return sum(ticket.count(group) for ticket in tickets if ticket.then == self._demoted)
 
-    # --- what came of it
+    # --- landings
 
     def _saved(self, ticket: Ticket) -> None:
-        """A copy to the host came back."""
         with self._flights.landing(ticket):
             for move in ticket.moves:
                 self._unwritten.add(move.group, move.arrived)
                 self._counts["unsaved_pages_total"] += len(move.lost)
 
     def _demoted(self, ticket: Ticket) -> None:
-        """A copy that makes room came back: what the host has now leaves the device, unless it was
-        hit meanwhile; then it leaves the host. What was lost stays, to be copied again."""
+        """Land a copy that makes room. Pages that landed leave the device; those in use again leave
+        the host instead. Pages that were lost stay, to be copied again."""
         with self._flights.landing(ticket):
             for move in ticket.moves:
                 group, pages = move.group, move.arrived
@@ -194,13 +189,12 @@ class Backup:
                     self._copier.failure()
 
     def _written(self, ticket: Ticket) -> None:
-        """A write to storage came back."""
         with self._flights.landing(ticket):
             for move in ticket.moves:
                 if self._transfers.storage.breaker.open:
                     self._table.hold(move.lost)
                     self._unwritten.put_back(move.group, move.lost)
-                else:  # it may be full: it is not to be asked every tick
+                else:  # the store may be full: do not retry every tick
                     self._counts["unwritten_pages_total"] += len(move.lost)
 
     # --- the lines
@@ -212,7 +206,7 @@ class Backup:
             self._counts["unsaved_pages_total"] += len(pages)
 
     def _next_saves(self) -> list[Ids]:
-        """By group, pages of the first line that may depart now; the host has room for them."""
+        """By group, pages that may be saved now; the host has room for them."""
         table, host = self._table, self._host
         lines = [self._look(group) for group in self._groups]
         for group, waiting in enumerate(lines):  # first: to make room may end any page
@@ -228,12 +222,12 @@ class Backup:
         return lines
 
     def _look(self, group: int) -> Ids:
-        """Pages of the first line that the host lacks; those that it has join the second."""
+        """Unsaved pages that the host lacks; those that it has wait for storage."""
         if self._exclusive and self._writes(group):
-            return NO_IDS  # a flush: nothing takes the place of what storage has not got yet
+            return NO_IDS  # a flush must not evict host pages that storage still lacks
         too_long = self._unsaved.is_longer(group, self._device.capacity[group])
         if not self._host.available(group) and not too_long:
-            return NO_IDS  # a long line is not looked through in vain
+            return NO_IDS  # no room: do not scan the line
         waiting = self._unsaved.take(group)
         there = self._table.where(HOST, group, waiting, Residence.LIVE)
         self._unwritten.add(group, waiting[there])
@@ -241,7 +235,7 @@ class Backup:
         return waiting[~there]
 
     def _next_write(self, group: int) -> Ids:
-        """Pages of the second line that may depart now."""
+        """Pages that may be written to storage now."""
         table, host, storage = self._table, self._host, self._transfers.storage
         share = max(1, int(_PINNED_SHARE * host.capacity[group])) if storage.usable else 0
         room = share - self._flights.count(WRITE, group)
@@ -263,7 +257,7 @@ class Backup:
         return ready
 
     def _writes(self, group: int) -> bool:
-        """Pages of a group wait for storage, or are being written."""
+        """Pages of a group wait for storage or are being written."""
         return bool(self._unwritten.entries[group] or self._flights.count(WRITE, group))
 
     def _give_up(self, why: str, pages: Ids) -> None:
@@ -272,6 +266,6 @@ class Backup:
 
 
 def _split(pages: Ids, fit: NDArray[np.bool_], room: int) -> tuple[Ids, Ids]:
-    """The first ``room`` pages that are ``fit``, and all the others, in order."""
+    """The first ``room`` pages that are ``fit``, and all others, in order."""
     ready = fit & (np.cumsum(fit) <= room)
     return pages[ready], pages[~ready]

@@ -1,4 +1,4 @@
-"""A circuit breaker: what keeps failing is left alone for a while, and then tried again."""
+"""A circuit breaker."""
 
 from __future__ import annotations
 
@@ -7,17 +7,15 @@ import time
 
 
 class Breaker:
-    """Keeps a failing store out of the way: open after failures in a row, then retried.
-
-    Thread-safe. The wait doubles with each failed retry, up to a minute.
-    """
+    """Opens for ``wait`` seconds after ``failures`` in a row; each failed retry doubles the wait,
+    up to a minute. Thread-safe."""
 
     def __init__(self, failures: int = 3, wait: float = 1.0) -> None:
         self._limit, self._first_wait = failures, wait
         self._lock = threading.Lock()
         self._failures = 0
         self._wait = wait
-        self._until = 0.0  # monotonic seconds; calls are refused before
+        self._until = 0.0  # monotonic seconds: when the breaker closes
         self.trips = 0
 
     @property
@@ -30,12 +28,12 @@ class Breaker:
             self._failures, self._wait, self._until = 0, self._first_wait, 0.0
 
     def retry(self) -> None:
-        """Let the next call through, and wait no longer after it than after a first failure."""
+        """Close now, and reset the wait."""
         with self._lock:
             self._wait, self._until = self._first_wait, 0.0
 
     def failure(self, trip: bool = False) -> None:
-        """One more failure; ``trip`` opens at once."""
+        """Count a failure; ``trip`` opens at once."""
         with self._lock:
             self._failures += 1
             if (trip or self._failures >= self._limit) and not self.open:

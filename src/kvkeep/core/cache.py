@@ -1,7 +1,7 @@
-"""The cache an engine calls: prefetch, admit, grow, commit, release, tick.
+"""The cache that an engine calls: prefetch, admit, grow, commit, release, tick.
 
-One thread makes all calls, the scheduler's, and no call waits for bytes: they move on the lanes,
-and :meth:`Cache.tick` applies what the lanes report.
+The scheduler's thread makes all calls. No call waits for bytes: lanes move them, and
+:meth:`Cache.tick` applies what the lanes report.
 """
 
 from __future__ import annotations
@@ -43,25 +43,23 @@ _open: weakref.WeakSet[Transfers] = weakref.WeakSet()
 
 @atexit.register
 def _close_lanes() -> None:
-    """Lanes are daemon threads: end them before the interpreter takes their libraries away."""
+    """Lanes are daemon threads: end them before the interpreter unloads their libraries."""
     for transfers in list(_open):
         _open.discard(transfers)
         transfers.close()
 
 
 class Cache:
-    """Three tiers of cached state under one radix tree.
+    """Three tiers of cached state under one radix tree; a context manager that closes itself.
 
-    A context manager that closes itself. A process that exits without :meth:`close` ends the lanes
-    after what is queued on them; a cache that is dropped without it ends them, too.
+    Without :meth:`close`, the lanes finish their queues at process exit, or end when the cache is
+    garbage collected.
 
     Args:
-        schema: what one page is made of.
         device_slots, host_slots: slots of each group, in the schema's order.
-        store: the storage tier; None for none. Closed with the cache.
-        policy: what to do where there is a choice.
+        store: the storage tier or None; closed with the cache.
         media: device and host bytes; None: CPU tensors.
-        lane: makes transfer lanes; tests give lanes that they step by hand.
+        lane: makes transfer lanes; tests pass lanes that they step by hand.
     """
 
     def __init__(
@@ -131,23 +129,23 @@ class Cache:
         self.close()
 
     def listen(self, callback: Callable[[], None]) -> None:
-        """Call ``callback``, on any thread, whenever there is something to :meth:`tick` for.
-        Policies that go by the clock want a tick now and then besides."""
+        """Call ``callback``, on any thread, whenever a job is done and :meth:`tick` is due.
+        Timeouts need a tick from time to time besides."""
         self.transfers.listen(callback)
 
     # --- before a request runs
 
     def prefetch(self, tokens: ArrayLike, namespace: str = "") -> Prefetch:
-        """Start bringing a prompt's pages from storage to the host; pins nothing on the device.
+        """Start reading a prompt's pages from storage to the host; pins nothing on the device.
 
-        Close it with :meth:`admit` or :meth:`cancel`.
+        End it with :meth:`admit` or :meth:`cancel`.
 
         Args:
             tokens: ``[n]`` integers in int32's range, the whole prompt.
 
         Raises:
-            RequestError: ``tokens`` are something else.
-            Closed: the cache is.
+            RequestError: ``tokens`` are anything else.
+            Closed: the cache is closed.
         """
         self._check_open()
         raw = bytes(self._raw(as_tokens(tokens)))
@@ -155,13 +153,13 @@ class Cache:
         return self._prefetcher.begin(root_key(namespace), raw)
 
     def ready(self, prefetch: Prefetch) -> bool:
-        """Whether the prefetch policy lets the request be scheduled now. True while the store's
-        breaker is open; a hung read that completes later still serves others."""
+        """Whether the prefetch policy lets the request be scheduled now. True while the breaker is
+        open; a hung read that completes later still serves others."""
         broken = self.transfers.storage.breaker.open
         return not prefetch.waits or broken or self._prefetcher.late(prefetch)
 
     def cancel(self, prefetch: Prefetch) -> None:
-        """The request is gone. Idempotent; what is being read arrives for others."""
+        """End a prefetch whose request is gone. Idempotent; reads in flight still serve others."""
         with self._audit.guard(prefetch.path):
             self._prefetcher.close(prefetch)
 
@@ -177,21 +175,20 @@ class Cache:
         """Match, pin, start loading, and reserve device slots for the first chunk.
 
         All or nothing: None if the device has no room now. At least one token is left to compute.
-        Before ``lease.ready`` its slots may be used layer by layer, each after a wait for the
-        lease's ``arriving``; ``lease.pages`` may shrink until then.
+        Until ``lease.ready``, ``lease.pages`` may shrink, and each layer of a slot may be used only
+        after a wait for the lease's ``arriving``.
 
         Args:
-            tokens: ``[n]`` integers in int32's range, everything known of the sequence, at least
-                one token.
-            chunk: tokens to be computed after the hit in the first step.
-            prefetch: what :meth:`prefetch` gave for it; closed if the lease is granted.
-            priority: 0 to 255; pages of the lowest go first where eviction is by priority.
-            total: tokens that the device must have room for beside what is in use, or the lease is
-                not granted; a scheduler's guess of what all its requests will need.
+            tokens: ``[n >= 1]`` integers in int32's range: all known tokens of the sequence.
+            chunk: tokens to compute after the hit in the first step.
+            prefetch: the request's prefetch; closed if the lease is granted.
+            priority: 0 to 255; under eviction by priority, the lowest is evicted first.
+            total: tokens that the device must have room for beside what is in use, or None is
+                returned; a scheduler's estimate of what all its requests will need.
 
         Raises:
-            RequestError: ``tokens`` or ``priority`` are something else.
-            Closed: the cache is.
+            RequestError: ``tokens`` or ``priority`` are anything else.
+            Closed: the cache is closed.
         """
         self._check_open()
         self._audit.mend()
@@ -203,21 +200,21 @@ class Cache:
     # --- while it runs
 
     def grow(self, lease: Lease, tokens: int) -> bool:
-        """Device slots for tokens ``[0, tokens)`` in every group; False, and nothing taken, if
-        the device has no room now, or the lease is released, as it is where bookkeeping broke."""
+        """Reserve device slots for tokens ``[0, tokens)`` in every group; False, and none taken, if
+        the device has no room now or the lease is released, as after an InvariantError."""
         return self._admission.grow(lease, self._pages(tokens))
 
     def commit(self, lease: Lease, tokens: ArrayLike, snapshots: Collection[int] = ()) -> None:
-        """Make whole pages findable, slide windows, and start write-through.
+        """Add whole pages to the tree, slide windows, and start write-through.
 
         Args:
             tokens: ``[final]`` integers in int32's range: the sequence as far as its state is final
-                in every group: computed from accepted tokens, and rebuilt from true features.
+                in every group (from accepted tokens, rebuilt from true features).
             snapshots: pages at whose end running state was copied to their slots since the last
                 commit, for groups with working slots.
 
         Raises:
-            RequestError: ``tokens`` are something else, or more than the lease has slots for.
+            RequestError: ``tokens`` are anything else, or exceed the lease's slots.
         """
         run, size = as_tokens(tokens), self.schema.page_tokens
         first, last = lease.pages, len(run) // size
@@ -244,7 +241,7 @@ class Cache:
                     self._slots.slide(g, lease, group.needed(last).start)
 
     def release(self, lease: Lease) -> None:
-        """Give everything back. Idempotent, also while it is being loaded."""
+        """Give everything back. Idempotent; allowed while the lease is loading."""
         if lease.released:
             return
         if not lease.ready:
@@ -258,15 +255,14 @@ class Cache:
             lease.end()
 
     def observe_prefill(self, tokens: int, seconds: float) -> None:
-        """The engine computed ``tokens`` prompt tokens in ``seconds``, and nothing else meanwhile.
-        From then on, state that is slower to load than that is recomputed
-        (``Policy.recompute``)."""
+        """Record that the engine computed ``tokens`` prompt tokens, and nothing else, in
+        ``seconds``. State that is slower to load than that is recomputed (``Policy.recompute``)."""
         self._recompute.prefill.observe(tokens, seconds)
 
     def tick(self) -> None:
-        """Apply what the lanes report, start what waits. Call it once per step, and when idle. A
-        caller with nothing else to do should wait for :meth:`listen` or sleep between calls, since
-        lanes need the interpreter, too."""
+        """Apply what the lanes report and start what waits. Call it once per step, and when idle.
+
+        An idle caller should wait for :meth:`listen` or sleep between calls: lanes need the GIL."""
         landed = False
         with self._audit.guard():  # also around what takes jobs over, for an interruption there
             for job in self.transfers.landed():
@@ -282,10 +278,10 @@ class Cache:
         if not landed and not self.transfers.idle:
             time.sleep(0)  # lets the lanes' threads run
 
-    # --- small things
+    # --- helpers
 
     def _raw(self, run: NDArray[np.int32]) -> memoryview:
-        """Token bytes of the pages that a hit may use: at least one token is computed. A view."""
+        """Token bytes of the pages that a hit may use; at least one token is left. A view."""
         pages = (len(run) - 1) // self.schema.page_tokens
         return run[: max(0, pages) * self.schema.page_tokens].view(np.uint8).data
 
@@ -295,11 +291,9 @@ class Cache:
     # --- for operators
 
     def evict(self, tier: str) -> int:
-        """Empty a memory tier ("device" or "host") of all that is not in use; pages dropped.
+        """Evict all idle pages of a memory tier, "device" or "host"; returns how many.
 
-        Raises:
-            RequestError: there is no such tier.
-        """
+        Raises RequestError for any other tier."""
         if tier not in TIERS:
             raise RequestError(f"no memory tier is called {tier!r}: there are {', '.join(TIERS)}")
         place, dropped = self.residency.tiers[TIERS.index(tier)], 0
@@ -309,25 +303,25 @@ class Cache:
         return dropped
 
     def make_room(self, slots: list[int]) -> bool:
-        """Free so many device slots of each group ahead of need; False: some are not free yet,
-        as where pages must be copied first, or cannot be."""
+        """Free ``slots[g]`` device slots of each group ahead of need. False: some are not free yet,
+        because pages must be copied first or are in use."""
         with self._audit.guard():
             return self._backup.make_room(slots)
         return False
 
     @property
     def making_room(self) -> bool:
-        """Copies under way will free device slots when they land."""
+        """Copies in flight will free device slots when they land."""
         return self._backup.leaving
 
     @property
     def idle(self) -> bool:
-        """Nothing is on its way between tiers, but for what waits until storage is in order."""
+        """No transfer is in flight or waits, except for a store whose breaker is open."""
         return self._backup.idle and self.transfers.idle and self._touches.idle
 
     def drain(self, timeout: float = 30.0) -> bool:
-        """Write back everything committed; False if it took longer than ``timeout`` seconds, or
-        storage that failed was tried again and failed again."""
+        """Write back everything committed. False: it took longer than ``timeout`` seconds, or a
+        failed store was retried and failed again."""
         breaker, end = self.transfers.storage.breaker, time.monotonic() + timeout
         self._backup.flush()
         self.tick()  # what has failed is in line again before storage is tried again
@@ -341,7 +335,7 @@ class Cache:
         return True
 
     def close(self, timeout: float = 30.0) -> None:
-        """Drain, stop the lanes and close the store, unless a call of it hangs. Idempotent."""
+        """Drain, stop the lanes and close the store unless one of its calls hangs. Idempotent."""
         if self._closed:
             return
         self._closed = True
@@ -358,7 +352,7 @@ class Cache:
             raise Closed("the cache is closed")
 
     def figures(self) -> dict[str, float]:
-        """Counters (``_total``) and gauges by metric name, labels in braces."""
+        """Counters (``_total``) and gauges by metric name, with labels in braces."""
         figures: dict[str, float] = dict(self.counts)
         for tier in self.residency.tiers:
             for g, group in enumerate(self.schema.groups):
@@ -388,7 +382,6 @@ class Cache:
         return figures
 
     def check(self) -> None:
-        """Raise InvariantError unless every owner is sound, and every hold, pin and private slot
-        has one."""
+        """Raise InvariantError unless all bookkeeping agrees. Slow."""
         self.residency.check()
         self._audit.check()

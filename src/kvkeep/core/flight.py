@@ -1,4 +1,4 @@
-"""Flight: who owns bytes while they move.
+"""Flights: a ticket owns the bytes that it moves.
 
 ::
 
@@ -7,9 +7,8 @@
     target    reserved, WRITING -------------------->  LIVE where the bytes landed, else dropped
     page      held --------------------------------->  unheld, after others took what landed
 
-From departure to landing a ticket owns what it reads and what it fills, whatever happens meanwhile
-to the request, the page or the deadline: nobody else can get these slots. Backup, prefetch and
-loading decide what moves; only this room pins, adopts and publishes for it.
+From departure to landing nobody else can get these slots, whatever happens to the request or the
+page. Backup, prefetch and loading decide what moves; this file pins, adopts and publishes.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from .transfer import Transfers
 
 
 class Flights:
-    """All bytes that move between tiers. The scheduler's thread only."""
+    """All transfers between tiers. Scheduler's thread only."""
 
     def __init__(self, residency: Residency, transfers: Transfers) -> None:
         self._residency, self._transfers = residency, transfers
@@ -34,9 +33,9 @@ class Flights:
         """Start moving pages along a route.
 
         Args:
-            moves: pages that are LIVE in the source tier and have no slot in the target tier, which
-                has room; with keys where storage is an end of the route.
-            then: gets the ticket when it has come back, to end it in :meth:`landing`.
+            moves: pages that are LIVE in the source tier and absent from the target tier, which has
+                room; with keys if one end of the route is storage.
+            then: called with the ticket that came back; must end it in :meth:`landing`.
         """
         residency = self._residency
         for move in moves:
@@ -56,8 +55,8 @@ class Flights:
 
     @contextmanager
     def landing(self, ticket: Ticket) -> Iterator[None]:
-        """End a flight. In the block, whoever waited takes over what landed; afterwards what did
-        not land is dropped, and the pages are the ticket's no more."""
+        """End a flight. In the block waiters pin what landed; then pages that were lost are dropped
+        and the ticket's holds released."""
         residency, route = self._residency, ticket.route
         for move in ticket.moves:
             if route.target is not None:
@@ -82,5 +81,5 @@ class Flights:
         return [ticket for ticket in tickets if len(pages) and ticket.overlaps(pages)]
 
     def count(self, route: Route, group: int) -> int:
-        """Pages of a group that are on a route now."""
+        """Pages of a group in flight on a route."""
         return sum(t.count(group) for t in self._transfers.tickets if t.route is route)

@@ -1,4 +1,4 @@
-"""The share of host memory that prefetches may hold, so that they never keep all others from it."""
+"""A limit on the host memory that prefetches may hold."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from .residency import Residency
 
 
 class HostShare:
-    """Counts host slots that prefetches keep: pinned, or being read. Each counts once, however many
-    prefetches keep it. The scheduler's thread only."""
+    """Counts the host slots that prefetches pin or read into, each once however many prefetches
+    keep it. Scheduler's thread only."""
 
     def __init__(self, residency: Residency, share: float) -> None:
         self._table, self._capacity = residency.table, residency.host.capacity
@@ -21,33 +21,33 @@ class HostShare:
         self.reset([])
 
     def reset(self, kept: Iterable[tuple[int, Ids]]) -> None:
-        """These are kept, and no others; in pages by group, each once per prefetch."""
+        """Recount from ``kept``: (group, pages) pairs, one per prefetch that keeps them."""
         self._users = np.zeros((len(self._most), 0), dtype=np.int32)  # [groups, rows]
         self._used = [0] * len(self._most)
         for group, pages in kept:
             self.keep(group, pages)
 
     def keep(self, group: int, pages: Ids) -> None:
-        """One more prefetch keeps these."""
+        """Count one more prefetch that keeps these."""
         users = self._column(group)
         before = users[pages]
         self._used[group] += len(pages) - int(np.count_nonzero(before))
         users[pages] = before + 1
 
     def give_back(self, group: int, pages: Ids) -> None:
-        """One prefetch less keeps these."""
+        """Count one prefetch less that keeps these."""
         users = self._column(group)
         after = users[pages] - 1
         self._used[group] -= len(pages) - int(np.count_nonzero(after))
         users[pages] = after
 
     def loose(self, group: int, pages: Ids) -> int:
-        """How many of these pages no prefetch keeps yet."""
+        """How many of these pages no prefetch keeps."""
         return len(pages) - int(np.count_nonzero(self._column(group)[pages]))
 
     @property
     def left(self) -> list[int]:
-        """By group: host slots that prefetches may still take."""
+        """By group, host slots that prefetches may still take."""
         return [max(0, most - used) for most, used in zip(self._most, self._used, strict=True)]
 
     @property
@@ -56,7 +56,6 @@ class HostShare:
         return not any(self._used)
 
     def _column(self, group: int) -> NDArray[np.int32]:
-        """Users of every page's host slot."""
         more = self._table.rows - self._users.shape[1]
         if more > 0:
             self._users = np.pad(self._users, ((0, 0), (0, more)))

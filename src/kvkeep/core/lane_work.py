@@ -1,4 +1,4 @@
-"""What lanes do: copies between media, calls of the store. They see slots and bytes, no tables."""
+"""The work of lanes: copies between media and calls of the store. Lanes never see tables."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ log = logging.getLogger(__name__)
 
 
 class Inquiry(Job, Protocol):
-    """A job without bytes: a question to storage, or news for it."""
+    """A job that moves no bytes: a lookup or a touch."""
 
     def ask(self, storage: Storage) -> None:
-        """Carry it out. The lane's thread."""
+        """Call the store. Lane's thread."""
 
 
 class LaneWork:
-    """The work of every lane. Lanes' threads call it, each its own method."""
+    """The work of every lane. Each lane's thread calls its own method."""
 
     def __init__(
         self, schema: Schema, media: Media, storage: Storage, faults: Counter[str]
@@ -38,10 +38,10 @@ class LaneWork:
         self._groups = schema.groups
         self._media, self._storage, self._faults = media, storage, faults
         self.moved: Counter[str] = Counter()  # bytes that landed, by route
-        self.speeds = {LOAD: Speed(), READ: Speed()}  # in bytes
+        self.speeds = {LOAD: Speed(), READ: Speed()}  # bytes
 
     def contained(self, name: str, work: Callable[[list[J]], None]) -> Callable[[list[J]], None]:
-        """``work`` that never raises: what raised has failed, and is counted."""
+        """``work`` that never raises: an exception fails the batch and is counted."""
 
         def run(batch: list[J]) -> None:
             try:
@@ -84,7 +84,7 @@ class LaneWork:
     def write(self, batch: list[Ticket]) -> None:
         """Host to storage."""
         for ticket in batch:
-            # Page by page, with all groups: a store that runs full keeps pages, and not a group.
+            # Page by page across groups: a store that runs full then keeps whole pages.
             places = [np.arange(len(move.keys)) for move in ticket.moves]
             order = np.argsort(np.concatenate(places), kind="stable").tolist()
             each = (self._media.bodies(move.group, move.source) for move in ticket.moves)
@@ -111,12 +111,12 @@ class LaneWork:
             ticket.left = 0
 
     def ask(self, batch: list[Inquiry]) -> None:
-        """Questions to storage."""
+        """Lookups and touches."""
         for inquiry in batch:
             inquiry.ask(self._storage)
 
     def _land(self, ticket: Ticket, flags: NDArray[np.bool_]) -> int:
-        """Give each page its flag; the bytes that landed."""
+        """Set each page's flag; returns the bytes that landed."""
         start, landed = 0, 0
         for move in ticket.moves:
             move.landed = flags[start : start + len(move.pages)]
@@ -132,7 +132,7 @@ def _keys(ticket: Ticket) -> list[Key]:
 
 
 def _copies(batch: list[Ticket]) -> list[Copy]:
-    """All moves of all tickets as one copy per group."""
+    """One copy per group for all tickets."""
     merged: dict[int, list[Move]] = {}
     for ticket in batch:
         for move in ticket.moves:

@@ -1,4 +1,4 @@
-"""Lanes: threads that carry out jobs in order and put each of them, once done, into an inbox."""
+"""Lanes: threads that run jobs in order and put each finished job into an inbox."""
 
 from __future__ import annotations
 
@@ -19,43 +19,37 @@ _MERGING = (SAVE.name, LOAD.name)
 
 
 class Lane(Protocol[J]):
-    """Runs jobs and reports each once. The scheduler's thread makes all calls."""
+    """Runs jobs and reports each once. Scheduler's thread unless noted."""
 
     def submit(self, job: J) -> None:
-        """Queue a job.
-
-        Raises:
-            Closed: the lane was closed.
-        """
+        """Queue a job; raises Closed if the lane is closed."""
 
     def withdraw(self) -> list[J]:
-        """Take back the jobs that have not begun; they are not reported."""
+        """Take back jobs that have not begun; they are not reported."""
         ...
 
     def close(self, timeout: float) -> bool:
-        """Carry out what is queued, then stop. False: that takes longer than ``timeout`` seconds.
-
-        Any thread."""
+        """Finish the queue, then stop. False: not done after ``timeout`` seconds. Any thread."""
         ...
 
 
 class MakeLane(Protocol):
-    """Makes lanes; tests make lanes that they step by hand."""
+    """Makes lanes; tests pass lanes that they step by hand."""
 
     def __call__(
         self, name: str, work: Callable[[list[J]], None], report: Callable[[J], None]
     ) -> Lane[J]:
-        """``work`` carries out a batch of jobs and never raises; ``report`` ends one."""
+        """``work`` runs a batch of jobs and never raises; ``report`` takes each finished job."""
         ...
 
 
 class Listener:
-    """Whom lanes wake when a job is done."""
+    """The callback that lanes call when a job is done."""
 
     callback: Callable[[], None] | None = None
 
     def wake(self) -> None:
-        """Call back. What the callback raises is logged, and ends no lane."""
+        """Call back; log whatever it raises, so that no lane ends."""
         try:
             if self.callback is not None:
                 self.callback()
@@ -64,19 +58,19 @@ class Listener:
 
 
 class Inbox(Generic[J]):
-    """Jobs that are done. Lanes put them in, the scheduler's thread takes them out."""
+    """Finished jobs. Lanes put them in, the scheduler's thread takes them out."""
 
     def __init__(self, listener: Listener) -> None:
         self._jobs: deque[J] = deque()
         self._listener = listener
 
     def put(self, job: J) -> None:
-        """It is done."""
+        """Add a finished job."""
         self._jobs.append(job)
         self._listener.wake()
 
     def taken(self) -> Iterator[J]:
-        """Those that are there now, one by one. Each is taken out when the next is asked for: one
+        """Yield the jobs that are in it now, and remove each when the next is asked for: a job
         whose end was interrupted comes again."""
         for _ in range(len(self._jobs)):
             yield self._jobs[0]
@@ -86,8 +80,8 @@ class Inbox(Generic[J]):
 class ThreadLane(Generic[J]):
     """A lane on a daemon thread of its own.
 
-    Copies between memory tiers are merged: one call of ``work`` gets everything that is queued.
-    Other lanes get one job at a time, so that the first does not wait for the last.
+    Copies between memory tiers are merged: one call of ``work`` gets the whole queue. Other lanes
+    take one job at a time, so that the first does not wait for the last.
     """
 
     def __init__(

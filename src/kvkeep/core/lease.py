@@ -1,6 +1,6 @@
-"""What a caller of the cache holds: a lease on pages, and a prefetch.
+"""Leases and prefetches: what the cache gives to its caller.
 
-Only the cache changes them; everybody reads them on the scheduler's thread.
+Only the cache changes them. Scheduler's thread only.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ _serial = itertools.count()
 
 @dataclass(slots=True)
 class Explanation:
-    """Where a request's prefix came from, and what kept it from being longer."""
+    """Where a request's prefix hit came from, and what limited it."""
 
     tokens: dict[str, int] = field(default_factory=dict)  # by tier: "device", "host", "storage"
-    limited_by: str | None = None  # the group whose absence ended the hit; None: nothing did
-    skipped: int = 0  # tokens that were on the host, and faster to compute than to load
+    limited_by: str | None = None  # the group whose absence ended the hit, or None
+    skipped: int = 0  # tokens on the host that were faster to recompute
     loaded_bytes: int = 0  # host to device
-    load_ms: float = 0.0  # from admit until the last page had landed
+    load_ms: float = 0.0  # from admit until the last page landed
 
 
 @dataclass(slots=True, eq=False)
 class Lease:
-    """A request's hold on device slots. Read ``slots`` after each call: commit may repoint.
+    """A request's device slots. Read ``slots`` again after each call: commit may change them.
 
     ::
 
@@ -46,25 +46,25 @@ class Lease:
                              row, or -1      own
     """
 
-    groups: tuple[str, ...]  # names; everything below that is "by group" goes by their order
-    root: bytes  # of its namespace: schema.root_key
+    groups: tuple[str, ...]  # names, in the schema's order; "by group" below follows it
+    root: bytes  # schema.root_key of its namespace
     path: Ids  # page ids of the committed pages, in order; each is held
-    priority: int = 0  # of its pages, where eviction is by priority
-    table: NDArray[np.int32] = field(init=False)  # [groups, capacity in pages]: device slots or -1
-    owned: Mask = field(init=False)  # [groups, capacity]: the lease's own; else pinned by the row
-    first_valid: list[int] = field(init=False)  # by group: earlier pages hold nothing to be read
-    whole: list[bool] = field(init=False)  # by group: no gaps; else what follows stays private
-    running: list[Slots] = field(init=False)  # by group: slots of running state
+    priority: int = 0  # for eviction by priority
+    table: NDArray[np.int32] = field(init=False)  # [groups, capacity in pages]: device slot or -1
+    owned: Mask = field(init=False)  # [groups, capacity]: private slot; else pinned by its row
+    first_valid: list[int] = field(init=False)  # by group: pages before it hold no valid state
+    whole: list[bool] = field(init=False)  # by group: False: gaps, so later pages stay private
+    running: list[Slots] = field(init=False)  # by group: slots of recurrent state
     # of each page of the hit, the lowest tier it came from: 0 device, 1 host, 2 storage
     origin: NDArray[np.intp] = field(default_factory=lambda: NO_IDS)
     cuts: list[int] = field(default_factory=list)  # token positions, sorted: see next_cut
-    lasting: frozenset[int] = frozenset()  # those of them that hits are expected to end at
-    arriving: list[Arrival] = field(default_factory=list)  # loads that have not come back
+    lasting: frozenset[int] = frozenset()  # cuts at which hits are expected to end
+    arriving: list[Arrival] = field(default_factory=list)  # loads in flight
     # by group: pages of the hit that are being loaded, and into which slots
     coming: dict[int, tuple[NDArray[np.intp], Slots]] = field(default_factory=dict)
     explanation: Explanation = field(default_factory=Explanation)
-    detached: bool = False  # its path left the tree: what it computes stays private
-    released: bool = False  # given back, or lost with pages that broke: to be admitted again
+    detached: bool = False  # its path left the tree: new pages stay private
+    released: bool = False  # by the caller, or after broken bookkeeping: admit again
     serial: int = field(default_factory=_serial.__next__)
 
     def __post_init__(self) -> None:
@@ -81,7 +81,7 @@ class Lease:
 
     @property
     def ready(self) -> bool:
-        """All that was being loaded has landed or failed; ``pages`` is final."""
+        """All loads have landed or failed; ``pages`` is final."""
         return not self.arriving
 
     @property
@@ -91,13 +91,12 @@ class Lease:
 
     @property
     def capacity(self) -> int:
-        """Pages that it has slots for, or had."""
+        """Pages that the table covers."""
         return int(self.table.shape[1])
 
     def slots(self, group: str) -> Slots:
-        """Block table: ``[capacity in pages]`` int32 device slots of ``group``; -1: none.
-
-        Until the lease is ``ready``, wait for those in ``arriving`` before anything is read."""
+        """Block table: ``[capacity in pages]`` int32 device slots of ``group``; -1: none. Until the
+        lease is ``ready``, wait for ``arriving`` before reading them."""
         g = self.groups.index(group)
         slots: Slots = self.table[g]
         if g in self.coming:
@@ -107,16 +106,16 @@ class Lease:
         return slots
 
     def working(self, group: str) -> Slots:
-        """``[Group.working]`` int32 device slots of ``group`` for the request's running state."""
+        """``[Group.working]`` int32 device slots for the request's recurrent state."""
         return self.running[self.groups.index(group)]
 
     def valid_from(self, group: str) -> int:
-        """First page of ``group`` that may be read; more than 0 only under ``lenient``."""
+        """First page of ``group`` with valid state; above 0 only under ``lenient``."""
         return self.first_valid[self.groups.index(group)]
 
     def next_cut(self, position: int) -> int | None:
-        """The first token position after ``position`` where chunks and re-runs must end, so that
-        a snapshot of running state can be taken there; None: no more."""
+        """The first token position after ``position`` where chunks and re-runs must end for a
+        snapshot of recurrent state; None: no more."""
         return next((cut for cut in self.cuts if cut > position), None)
 
     def widen(self, pages: int) -> None:
@@ -129,11 +128,11 @@ class Lease:
             self.table, self.owned = table, owned
 
     def shared(self, g: int) -> NDArray[np.intp]:
-        """Pages of a group whose slot is pinned through the page's row."""
+        """Pages of a group whose slot is pinned through their row."""
         return np.flatnonzero((self.table[g] != NO_SLOT) & ~self.owned[g])
 
     def end(self) -> None:
-        """It has no pages and no slots from now on; whoever ends it has given them back."""
+        """Forget all pages and slots; the caller has given them back."""
         self.released, self.path = True, NO_IDS
         self._clear()
         self.coming.clear()
@@ -141,41 +140,41 @@ class Lease:
 
 
 class Phase(enum.IntEnum):
-    """How far a prefetch has come; it only moves on."""
+    """How far a prefetch has come; it never decreases."""
 
-    ASKING = 0  # storage has not said yet what it has
+    ASKING = 0  # a lookup is in flight
     WAITING = 1  # in line for host memory
-    READING = 2  # reads are under way
-    DONE = 3  # nothing more will come, or not soon enough
+    READING = 2  # reads are in flight
+    DONE = 3  # the request waits for nothing more
     CLOSED = 4  # the request was admitted or is gone
 
 
 @dataclass(slots=True, eq=False)
 class Prefetch:
-    """Storage to host, for a request that has arrived and is not scheduled yet."""
+    """Storage to host, for a request that is not scheduled yet."""
 
-    root: bytes  # of its namespace
+    root: bytes  # schema.root_key of its namespace
     raw: bytes  # token bytes of the prompt's whole pages that a hit may use
-    found: Presence  # what memory and storage have of those pages
+    found: Presence  # in memory or storage, of those pages
     phase: Phase = Phase.ASKING
-    keys: list[bytes] = field(default_factory=list)  # chained keys of those pages, ...
-    names: list[list[Key]] = field(default_factory=list)  # ... and by group, storage's names
-    reach: int = 0  # pages that memory and storage together make usable
-    gain: int = 0  # tokens that need not be computed if the request waits
+    keys: list[bytes] = field(default_factory=list)  # chained keys of those pages
+    names: list[list[Key]] = field(default_factory=list)  # by group: their storage keys
+    reach: int = 0  # usable pages in memory and storage together
+    gain: int = 0  # tokens that the prefetch saves computing
     path: Ids = field(default_factory=lambda: NO_IDS)  # each held once
     pinned: list[tuple[int, Ids]] = field(default_factory=list)  # host pins: (group, pages)
     fetched: Ids = field(default_factory=lambda: NO_IDS)  # pages read from storage
-    reads: list[Ticket] = field(default_factory=list)  # under way, in their lane's order
-    begun: float = field(default_factory=time.monotonic)  # seconds
+    reads: list[Ticket] = field(default_factory=list)  # in flight, in lane order
+    begun: float = field(default_factory=time.monotonic)  # monotonic seconds
     serial: int = field(default_factory=_serial.__next__)
 
     @property
     def waits(self) -> bool:
-        """More may come, soon enough."""
+        """The request may still gain pages."""
         return self.phase < Phase.DONE
 
     def forsake(self, tickets: Collection[Ticket]) -> None:
-        """Wait for no read but these."""
+        """Stop waiting for reads that are not among ``tickets``."""
         self.reads = [read for read in self.reads if read in tickets]
         if self.phase is Phase.READING and not self.reads:
             self.phase = Phase.DONE

@@ -1,4 +1,4 @@
-"""A waiting line of pages on their way down."""
+"""A waiting line of pages for a lower tier."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .residency import Residency
 
 
 class Line:
-    """Pages that wait for one route, in order, by group. Every entry holds its page once."""
+    """Pages that wait for one route, in order, by group. Each entry holds its page once."""
 
     def __init__(self, residency: Residency) -> None:
         self._residency = residency
@@ -19,19 +19,18 @@ class Line:
         return sum(map(len, self.entries))
 
     def add(self, group: int, pages: Ids) -> None:
-        """They go behind all others."""
+        """Hold pages and append them."""
         if len(pages):
             self._residency.table.hold(pages)
             self.entries[group].append(pages)
 
     def put_back(self, group: int, pages: Ids) -> None:
-        """Pages that were taken and are still held go before all others."""
+        """Prepend pages that :meth:`take` returned and that are still held."""
         if len(pages):
             self.entries[group].insert(0, pages)
 
     def take(self, group: int) -> Ids:
-        """All of one group, each page once and still held: for :meth:`put_back` or
-        :meth:`Residency.unhold`."""
+        """Remove and return a group's pages, each once and still held: put back or unhold them."""
         entries, self.entries[group] = self.entries[group], []
         if not entries:
             return NO_IDS
@@ -43,5 +42,5 @@ class Line:
         return waiting[np.sort(first)]
 
     def is_longer(self, group: int, most: int) -> bool:
-        """More than ``most`` pages of a group wait, perhaps some of them twice."""
+        """More than ``most`` entries of a group wait."""
         return sum(map(len, self.entries[group])) > most

@@ -1,8 +1,7 @@
 """Loading: host to device, from a lease's grant until its hit is final.
 
-State that is slower to load than to recompute stays on the host. Pages that another request is
-loading are joined, not loaded again. When everything that a lease waits for has landed or failed,
-the hit rule runs once more, on what is there then.
+State that is slower to load than to recompute stays on the host. A lease joins loads in flight
+instead of loading a page twice. When all its loads have landed or failed, the hit rule runs again.
 """
 
 from __future__ import annotations
@@ -30,11 +29,7 @@ _HITS = {tier: f"hit_tokens_total{{tier={tier}}}" for tier in _ORIGINS}
 
 
 class Loader:
-    """All loads under way. The scheduler's thread only.
-
-    Args:
-        leases: all that were granted; they change while the loader exists.
-    """
+    """All loads in flight. Scheduler's thread only. ``leases``: a live view of all granted."""
 
     def __init__(
         self,
@@ -54,9 +49,8 @@ class Loader:
         self._table, self._device = residency.table, residency.device
 
     def worth(self, path: Ids, pages: int) -> int:
-        """How many of the first ``pages`` of a path to use: all of them, unless those that are only
-        on the host are slower to load than to recompute. Now and then they are loaded all the same,
-        to measure."""
+        """How many of the first ``pages`` of a path to use: without those on the host if they are
+        slower to load than to recompute. Now and then they are loaded all the same, to measure."""
         if not self._recompute.possible:
             return pages
         here = self._residency.on_device(path[:pages])
@@ -67,12 +61,9 @@ class Loader:
         return known if slow and not self._transfers.speeds[LOAD].stale else pages
 
     def begin(self, lease: Lease, plan: Plan, fetched: Ids) -> None:
-        """Start loading, and join what others are loading already.
+        """Start the plan's loads, for which the device has room, and join loads in flight.
 
-        Args:
-            plan: what the hit needs on the device, which has room.
-            fetched: pages that were read from storage for this lease.
-        """
+        ``fetched``: pages that were read from storage for this lease."""
         if any(map(len, plan.load)) or any(map(len, plan.gaps)):
             self._trace(lease, fetched)
             self._explain(lease)
@@ -93,7 +84,7 @@ class Loader:
             self._foretell(lease)
 
     def _foretell(self, lease: Lease) -> None:
-        """Note where what is being loaded will be: a step that waits layer by layer may begin."""
+        """Note the slots being loaded, so that a step can start and wait layer by layer."""
         for g, group in enumerate(self._groups):
             first = max(group.needed(lease.pages).start, lease.first_valid[g])
             writing = self._table.state[DEVICE, g][lease.path[first:]] == WRITING
@@ -102,10 +93,10 @@ class Loader:
                 lease.coming[g] = at, self._table.slot[DEVICE, g][lease.path[at]]
 
     def _loaded(self, ticket: Ticket) -> None:
-        """A load came back. Landing stamps nothing.
+        """Land a load; clocks do not change.
 
-        Leases wait until all of it took effect: where bookkeeping breaks on the way, they still
-        wait for a ticket that is gone, and ``Audit.mend`` releases them."""
+        Leases stop waiting only at the end: if bookkeeping breaks before, they wait for a ticket
+        that is gone, and ``Audit.mend`` releases them."""
         waiting = [one for one in self._leases.values() if ticket.arrival in one.arriving]
         with self._flights.landing(ticket):
             for move in ticket.moves:
@@ -120,8 +111,7 @@ class Loader:
             lease.arriving.remove(ticket.arrival)
 
     def _take_landed(self, lease: Lease, ticket: Ticket) -> None:
-        """Pin what this lease waited for, before anything else may evict it. It may have gone on
-        since, and need no more of a window."""
+        """Pin what this lease waited for before anything evicts it. Its window may have slid on."""
         hit = min(lease.pages, len(lease.origin))
         for move in ticket.moves:
             g, group = move.group, self._groups[move.group]
@@ -135,16 +125,16 @@ class Loader:
                 self._slots.slide(g, lease, group.needed(lease.pages).start)
 
     def _settle(self, lease: Lease, ticket: Ticket) -> None:
-        """Everything landed or failed: apply the hit rule again, to what is on the device."""
+        """All loads landed or failed: apply the hit rule to what is on the device."""
         lease.explanation.load_ms = 1e3 * (time.monotonic() - ticket.submitted)
         lease.coming.clear()
-        if lease.pages <= len(lease.origin):  # else it went on, on all of it
+        if lease.pages <= len(lease.origin):  # else it committed more, so all of the hit landed
             self._shorten(lease)
             self._explain(lease)
         self.count(lease)
 
     def _shorten(self, lease: Lease) -> None:
-        """The hit becomes what the hit rule makes of what is there."""
+        """Cut the hit to what the hit rule allows now."""
         live = self._table.state[DEVICE][:, lease.path] == int(Residence.LIVE)
         has = Presence(self._residency.rule, (lease.table[:, : lease.pages] != NO_SLOT) | live)
         pages = has.usable()
@@ -163,8 +153,8 @@ class Loader:
             self._slots.pin(g, lease, lease.path[at[(lease.table[g, at] == NO_SLOT) & live[g, at]]])
 
     def _trace(self, lease: Lease, fetched: Ids) -> None:
-        """Note for each page of a hit the lowest tier that any group of it comes from; for one
-        that no group needs any more, the lowest of all."""
+        """Note for each page of a hit the lowest tier that any of its groups comes from; for a page
+        that no group needs, the lowest tier of the hit."""
         path = lease.path
         needed = self._residency.rule.needed(len(path))
         for g, first in enumerate(lease.first_valid):
@@ -174,13 +164,12 @@ class Loader:
         lease.origin[~needed.any(axis=0)] = lease.origin.max(initial=0)
 
     def _explain(self, lease: Lease) -> None:
-        """Say where the hit's tokens come from."""
         pages = np.bincount(lease.origin[: lease.pages], minlength=len(_ORIGINS))
         for tier, count in zip(_ORIGINS, pages.tolist(), strict=True):
             lease.explanation.tokens[tier] = count * self._page_tokens
 
     def count(self, lease: Lease) -> None:
-        """The hit is final: all of it has landed or failed, or the request ends before that."""
+        """Count a final hit: its loads have ended, or the request has."""
         self._counts["skipped_tokens_total{why=slow_load}"] += lease.explanation.skipped
         for tier, tokens in lease.explanation.tokens.items():
             self._counts[_HITS[tier]] += tokens

@@ -1,4 +1,4 @@
-"""Lookup: which records of a prompt storage has."""
+"""Lookup: ask storage which records of a prompt it has."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from .storage import CALL_RECORDS, Storage
 
 
 class Lookup:
-    """A question to storage, answered on the lane of questions.
+    """A question to storage, asked on the "ask" lane.
 
-    Groups that need every page are asked about up to the first gap of a required one, then the
-    others up to there. What memory has already is not asked for.
+    It asks about groups that need every page up to the first gap of a required one, then about the
+    other groups up to there; never about pages that memory has.
 
     Args:
-        names: by group, storage's names of the prompt's pages.
+        names: by group, storage keys of the prompt's pages.
         memory: what memory has of them.
-        then: gets the lookup when storage has answered, or failed to.
+        then: called with the lookup when storage has answered or failed.
     """
 
     def __init__(
@@ -31,7 +31,7 @@ class Lookup:
 
     @property
     def found(self) -> Presence:
-        """What memory and storage have together. To be read when the answer is there."""
+        """What memory and storage have together; valid once answered."""
         return Presence(self._rule, self._mask)
 
     def ask(self, storage: Storage) -> None:
@@ -47,7 +47,7 @@ class Lookup:
         self._complete(storage, tails, 0, reach)
 
     def _complete(self, storage: Storage, groups: Sequence[int], start: int, end: int) -> None:
-        """Ask about what these groups lack of pages ``[start, end)``."""
+        """Ask about pages ``[start, end)`` that these groups lack."""
         lacking = [start + np.flatnonzero(~self._mask[g, start:end]) for g in groups]
         keys = [self._names[g][i] for g, at in zip(groups, lacking, strict=True) for i in at]
         flags = storage.probe(keys)

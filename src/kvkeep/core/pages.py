@@ -1,8 +1,7 @@
-"""The page table: where each page's state is, who holds it, and when it was last needed.
+"""The page table: where each page's state is, how many hold it, and when it was last needed.
 
-A struct of NumPy arrays indexed by page id. What happens to a path of pages is one vectorised
-statement; ids within one statement are distinct (NumPy drops repeated indices in ``+=``).
-Only the scheduler's thread touches it.
+NumPy arrays indexed by page id; one vectorised statement changes a path of pages. Ids within one
+statement must be distinct: NumPy drops repeated indices in ``+=``. Scheduler's thread only.
 """
 
 from __future__ import annotations
@@ -20,16 +19,16 @@ TIERS = ("device", "host")
 
 
 def constant(value: int, dtype: type) -> NDArray[Any]:
-    """A NumPy scalar: comparing an array with it takes half as long as with a Python int."""
+    """A NumPy scalar: comparing an array with it is twice as fast as with a Python int."""
     return np.array(value, dtype)
 
 
 NO_SLOT, ZERO, ONE = (constant(value, np.int32) for value in (-1, 0, 1))
 ABSENT, WRITING, LIVE = STATES = tuple(constant(state, np.uint8) for state in Residence)
-MANY = 2  # hits that make a tail worth keeping; every conversation that goes on has one
+MANY = 2  # hits that make a tail worth keeping: each turn of a conversation makes one
 
 _COLUMNS: dict[str, tuple[type, int]] = {
-    # name: (dtype, what a fresh row holds)
+    # name: (dtype, value of a fresh row)
     "depth": (np.int32, 0),
     "parent": (np.int32, -1),
     "holds": (np.int32, 0),
@@ -47,11 +46,11 @@ _COLUMNS: dict[str, tuple[type, int]] = {
 count: Callable[[NDArray[Any]], int] = np.count_nonzero
 """The number of elements that are not zero."""
 
-_HISTORY = ("dying", "used", "hits", "reused", "priority", "stored")  # what an id must forget
+_HISTORY = ("dying", "used", "hits", "reused", "priority", "stored")  # reset when an id is recycled
 
 
 class FreeList:
-    """A stack of free page ids or slots: those given back last are taken first."""
+    """A stack of free page ids or slots: last in, first out."""
 
     def __init__(self, capacity: int, dtype: type = np.intp) -> None:
         self._stack: NDArray[Any] = np.empty(0, dtype=dtype)
@@ -73,15 +72,13 @@ class FreeList:
         self.give(np.arange(capacity - 1, old - 1, -1))
 
     def take(self, size: int) -> NDArray[Any]:
-        """Remove ``size`` numbers, of which there must be as many. Sorted, so that slots which
-        are neighbours are copied as neighbours."""
+        """Remove ``size`` free numbers, sorted, so that neighbouring slots are copied together."""
         self._size -= size
         taken = self._stack[self._size : self._size + size].copy()
         taken.sort()
         return taken
 
     def give(self, ids: Ids) -> None:
-        """Add these numbers again."""
         if self._size + len(ids) > len(self._stack):
             raise InvariantError("more is given back than there is")
         self._stack[self._size : self._size + len(ids)] = ids
@@ -99,20 +96,19 @@ class PageTable:
     ========= ================= ==================================================================
     column    shape             meaning
     ========= ================= ==================================================================
-    depth     [pages]           pages before this one in its prompt
-    parent    [pages]           the page before; -1: it is the first of its prompt
+    depth     [pages]           number of pages before this one in its prompt
+    parent    [pages]           the previous page; -1: the first of its prompt
     key       [pages, 32] uint8 chained key
-    holds     [pages]           leases, prefetches and tickets that know this id
-    dying     [pages]           gone from the tree; the id is recycled with the last hold
+    holds     [pages]           leases, prefetches, line entries and tickets that use this id
+    dying     [pages]           out of the tree; the last unhold recycles the id
     slot      [tiers, groups, pages]  slot in a memory tier, NO_SLOT if none
     state     [tiers, groups, pages]  :class:`~kvkeep.schema.Residence`
-    pins      [tiers, groups, pages]  users of the slot; it stays while there are any
-    used      [clocks, pages]   tick of the last admit or commit that needed it, by the clock that
-                                a group goes by
-    hits      [groups, pages]   hits that needed it, up to ``MANY``; of groups with a tail
-    reused    [pages]           hits whose path it was on
-    priority  [pages]           highest priority of the requests whose path it was on, 0 to 255
-    stored    [groups, pages]   hint: it was written to, or read from, storage
+    pins      [tiers, groups, pages]  users of the slot; a pinned slot is not evicted
+    used      [clocks, pages]   tick of the last admit or commit that needed it, by group clock
+    hits      [groups, pages]   hits that needed it, up to ``MANY``; only of groups with a tail
+    reused    [pages]           hits whose path included it
+    priority  [pages]           highest priority of the requests that used it, 0 to 255
+    stored    [groups, pages]   hint: it was written to or read from storage
     ========= ================= ==================================================================
     """
 
@@ -130,11 +126,7 @@ class PageTable:
     stored: NDArray[np.bool_]
 
     def __init__(self, clocks: Sequence[int], usual: int) -> None:
-        """
-        Args:
-            clocks: which clock each group goes by, numbered from 0.
-            usual: a number of pages that is rarely exceeded.
-        """
+        """``clocks``: ``Schema.clocks``. ``usual``: a page count that is rarely exceeded."""
         self.clocks = tuple(clocks)
         self.groups = groups = len(self.clocks)
         self.clock = 0
@@ -157,7 +149,7 @@ class PageTable:
 
     @property
     def rows(self) -> int:
-        """Page ids there are, in use or not."""
+        """All page ids, in use or not."""
         return len(self.depth)
 
     def _grow(self, capacity: int) -> None:
@@ -170,11 +162,7 @@ class PageTable:
         self._free.grow(capacity)
 
     def allocate(self, path: Ids, size: int, keys: list[bytes]) -> Ids:
-        """Fresh ids for ``size`` consecutive pages that follow ``path``.
-
-        Args:
-            keys: one chained key per page, or none if there is no storage to ask.
-        """
+        """Fresh ids for ``size`` consecutive pages after ``path``; ``keys``: one each, or none."""
         if size == 0:
             return NO_IDS
         if size > len(self._free):
@@ -190,7 +178,7 @@ class PageTable:
         return ids
 
     def recycle(self, ids: Ids) -> None:
-        """Free ids that have no slots, no holds, and are in no tree."""
+        """Free ids that have no slots and no holds and are not in the tree."""
         if count(self.holds[ids]) or count(self.slot.take(ids, axis=2) != NO_SLOT):
             raise InvariantError("a page id is recycled while it is held or has slots")
         for name in _HISTORY:
@@ -199,34 +187,32 @@ class PageTable:
         self._free.give(ids)
 
     def hold(self, ids: Ids) -> None:
-        """Keep these ids from being recycled."""
+        """Keep these ids from being recycled until :meth:`unhold`."""
         self.holds[ids] += ONE
 
     def unhold(self, ids: Ids) -> None:
-        """Remove one hold of each. The caller then recycles dying pages without holds."""
+        """Remove one hold of each; the caller then recycles dying pages without holds."""
         after = self.holds[ids] - ONE
         self.holds[ids] = after
         if count(after < ZERO):
-            raise InvariantError("a page is held less than never")
+            raise InvariantError("a page's hold count fell below zero")
 
     def recount(self, holds: NDArray[np.int32], pins: NDArray[np.int32]) -> None:
-        """Overwrite all holds and pins. No id is free then; the caller recycles those that are
-        in no tree and not held."""
+        """Overwrite holds and pins; the caller then recycles unheld ids outside the tree."""
         self.holds[:], self.pins[:] = holds, pins
         self._free.reset(NO_IDS)
 
     def tick(self) -> int:
-        """Next clock value. A counter, so that the same requests give the same decisions."""
+        """Next clock value: a counter, so that equal requests give equal decisions."""
         self.clock += 1
         return self.clock
 
     def rank(self, path: Ids, priority: int) -> None:
-        """Raise the priority of a whole path to at least this; fresh pages have 0."""
+        """Raise the priority of a whole path to at least this."""
         if priority:
             self.priority[path] = np.maximum(self.priority[path], priority)
 
     def keys(self, ids: Ids) -> list[bytes]:
-        """Chained keys of these pages."""
         raw = self.key[ids].tobytes()
         return [raw[i : i + 32] for i in range(0, len(raw), 32)]
 
@@ -246,7 +232,7 @@ class PageTable:
         return self.idle(tier, group, ids) & ~self.dying[ids]
 
     def resident(self, group: int, ids: Ids) -> NDArray[np.bool_]:
-        """Which of these pages have a slot, or one being filled, in either memory tier."""
+        """Which of these pages have a slot in either memory tier, LIVE or WRITING."""
         device, host = self.state[DEVICE, group], self.state[HOST, group]
         found: NDArray[np.bool_] = (device[ids] | host[ids]) != ABSENT
         return found
@@ -264,9 +250,9 @@ class PageTable:
         if self.pins.min() < 0 or self.holds.min() < 0:
             raise InvariantError("negative pins or holds")
         if ((self.pins != 0) & (self.state != Residence.LIVE)).any():
-            raise InvariantError("a page is pinned where its bytes are not there")
+            raise InvariantError("a pinned slot is not LIVE")
 
 
 def _rows(column: NDArray[Any]) -> NDArray[Any]:
-    """``[*, pages]``: a column as its rows of all tiers and groups. A view."""
+    """``[*, pages]``: one row per tier and group. A view."""
     return column.reshape(-1, column.shape[-1])

@@ -14,38 +14,32 @@ from ..settings import MEMORY, STORAGE, check, setting
 from .pages import PageTable
 
 Order = Callable[[PageTable, int, Ids | slice], NDArray[np.int64]]
-"""``order(table, group, ids)``: int64 keys of these ids, or of all in a slice; the lowest goes
-first. An ancestor must never be lower than its descendants, for groups that need every page."""
+"""``order(table, group, ids)``: int64 keys of ids or of a slice; the lowest is evicted first. In
+groups that need every page, an ancestor's key must not be below its descendants'."""
 
 _DEPTH_BITS, _RANK_BITS = 20, 8
-"""Of 63: prompts have up to a million pages; the clock has 35, a year of 1,000 ticks a second."""
+"""Of 63 bits: prompts of 2^20 pages; 35 are left for the clock, a year of 1,000 ticks/s."""
 
 
 def lru(table: PageTable, group: int, ids: Ids | slice) -> NDArray[np.int64]:
     """Least recently used first, deeper first among equals.
 
-    Admit and commit stamp whole paths with one clock value, so an ancestor is never older than
-    its descendant: this order *is* leaf-first, without any set of leaves.
-    """
+    Admit and commit stamp whole paths with one clock value, so an ancestor is never older than its
+    descendant: the order is leaf-first without a set of leaves."""
     used: NDArray[np.int64] = table.used[table.clocks[group]][ids] << _DEPTH_BITS
     return used + ((1 << _DEPTH_BITS) - 1 - table.depth[ids])
 
 
 def lfu(table: PageTable, group: int, ids: Ids | slice) -> NDArray[np.int64]:
-    """Least often hit first, then as :func:`lru`. Hits count up to 255, and are never forgotten
-    while the page is there.
+    """Least often hit first, then as :func:`lru`. Hits count up to 255 and do not decay.
 
-    A hit counts for its whole path, so an ancestor's count is the maximum over all below it.
-    """
+    A hit counts for its whole path, so an ancestor's count is the maximum over its subtree."""
     return _ranked(np.minimum(table.reused[ids], (1 << _RANK_BITS) - 1), table, group, ids)
 
 
 def priority(table: PageTable, group: int, ids: Ids | slice) -> NDArray[np.int64]:
-    """Lowest priority of a request first, then as :func:`lru`.
-
-    A page has the highest priority of all requests whose path it was on, so an ancestor's is the
-    maximum over all below it.
-    """
+    """Lowest request priority first, then as :func:`lru`. A request raises the priority of its
+    whole path, so an ancestor's is the maximum over its subtree."""
     return _ranked(table.priority[ids], table, group, ids)
 
 
@@ -58,22 +52,19 @@ def _ranked(
 
 
 EVICTION: dict[str, Order] = {"lru": lru, "lfu": lfu, "priority": priority}
-"""Eviction orders by name. To add one, put a function of type :data:`Order` here before the cache
-is made; it may read any column of the table. What is counted for whole paths at once is leaf-first
-by itself; what is not must take the maximum over a page and its descendants."""
+"""Eviction orders by name. To add one, put an :data:`Order` here before making a cache; it may read
+any column of the table. Columns that change for whole paths are leaf-first by themselves; for
+others the order must take the maximum over a page and its descendants."""
 
 WRITE = ("write_through", "write_through_selective", "write_back")
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """What the cache does where there is a choice. Device and host are exclusive under write_back.
+    """Settings of the cache; raises ConfigError for a value that is not allowed.
 
-    When a prefetch times out, a read that is under way ends for others; others are not made.
-
-    Raises:
-        ConfigError: a value is not allowed.
-    """
+    Under write_back, a page is on the device or the host, not both. When a prefetch times out, its
+    reads in flight finish for others; reads that have not begun are skipped."""
 
     eviction: str = setting(
         "lru", MEMORY, "What goes first: the least recently used, the least often hit, or pages of "
@@ -136,10 +127,10 @@ class Policy:
 
     @property
     def order(self) -> Order:
-        """The function of :data:`EVICTION` that ``eviction`` names."""
+        """The eviction order by name."""
         return EVICTION[self.eviction]
 
     @property
     def strict(self) -> bool:
-        """An absent group shortens the hit, also one that is not required."""
+        """A missing group shortens the hit even if it is not required."""
         return self.missing == "strict"

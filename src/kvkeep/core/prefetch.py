@@ -1,10 +1,9 @@
 """Prefetch: storage to host, from a request's arrival until it is scheduled.
 
-A request asks storage which of its pages are there (:mod:`~kvkeep.core.lookup`), waits in line for
-its part of host memory (:mod:`~kvkeep.core.host_share`), and reads what memory lacks, if that is
-long enough and faster than to compute it. Pages that are being read already are joined, not read
-again. What a prefetch brought, or found on the host, stays pinned there until the request is
-admitted or gone.
+A request asks storage which of its pages it has (:mod:`~kvkeep.core.lookup`), waits in line for a
+share of host memory (:mod:`~kvkeep.core.host_share`), and reads the pages that memory lacks if they
+are many enough and faster to read than to compute. It joins reads in flight instead of reading a
+page twice. Its pages on the host stay pinned until the request is admitted or gone.
 """
 
 from __future__ import annotations
@@ -31,18 +30,13 @@ from .storage import CALL_RECORDS
 from .ticket import READ, Move, Ticket
 from .transfer import Transfers
 
-_TRIAL_BYTES = 1 << 20  # to read of a store that was slow when last seen
-_PATIENCE = 1.0  # seconds in line for host memory, until those who came later have to wait, too
-_TRIES = 16  # prefetches in line that one tick looks at, besides the first
+_TRIAL_BYTES = 1 << 20  # to read of a store that was slow, to measure it again
+_PATIENCE = 1.0  # seconds in line for host memory until later prefetches must wait too
+_TRIES = 16  # prefetches in line that one tick tries, besides the first
 
 
 class Prefetcher:
-    """All prefetches under way. The scheduler's thread only.
-
-    Args:
-        open_: prefetches that are not closed, by serial; the oldest first.
-        share: what they may hold of host memory.
-    """
+    """All open prefetches, by serial, the oldest first. Scheduler's thread only."""
 
     def __init__(
         self,
@@ -61,12 +55,12 @@ class Prefetcher:
         self._audit, self._share, self._open = audit, share, prefetches
         self._table, self._host, self._tree = residency.table, residency.host, residency.tree
         self._groups, self._page_tokens = residency.schema.groups, residency.schema.page_tokens
-        self._last = -1  # serial of the last one in line that was looked at
+        self._last = -1  # serial of the last prefetch in line that was tried
 
-    # --- what storage is asked
+    # --- ask storage
 
     def begin(self, root: bytes, raw: bytes) -> Prefetch:
-        """Ask storage for what memory lacks of a prompt's whole pages ``raw``."""
+        """Ask storage for the pages that memory lacks; ``raw``: token bytes of whole pages."""
         pages = len(raw) // self._tree.page_bytes
         path = self._tree.match(root, raw)
         memory = self._in_memory(path, pages)
@@ -94,10 +88,10 @@ class Prefetcher:
 
         self._transfers.ask(Lookup(prefetch.names, memory, answered))
 
-    # --- how long a request waits
+    # --- wait
 
     def late(self, prefetch: Prefetch) -> bool:
-        """Whether the policy does not wait for it, or no longer."""
+        """Whether the policy lets the request wait no longer."""
         policy = self._policy
         tokens = len(prefetch.raw) / 4
         limit = {
@@ -107,8 +101,8 @@ class Prefetcher:
         return time.monotonic() - prefetch.begun >= limit
 
     def advance(self) -> None:
-        """Start what now fits into host memory, not only the first in line, and give up what turns
-        out to be slower than computing. A tick looks at some of a long line."""
+        """Start prefetches that fit into host memory, not only the first in line, and give up those
+        that are slower than computing. A tick tries only some of a long line."""
         line = [one for one in self._open.values() if one.phase is Phase.WAITING]
         later = [one for one in line[1:] if one.serial > self._last] or line[1:]
         for prefetch in (*line[:1], *later[:_TRIES]):
@@ -118,12 +112,12 @@ class Prefetcher:
         behind = self._transfers.behind(READ)
         for prefetch in self._open.values() if self._recompute.possible else ():
             if prefetch.phase in (Phase.ASKING, Phase.READING) and self._hopeless(prefetch, behind):
-                if prefetch.reads:  # what storage has not answered for counts as nothing
+                if prefetch.reads:  # before storage answers, nothing is known to be there
                     self._counts["skipped_tokens_total{why=slow}"] += prefetch.gain
                 self._leave(prefetch)
 
     def _hopeless(self, prefetch: Prefetch, behind: dict[Ticket, int]) -> bool:
-        """Its reads still take longer than computing, or storage's answer took as long.
+        """Its remaining reads, or the lookup so far, take longer than computing.
 
         Args:
             behind: see :meth:`Transfers.behind`.
@@ -134,14 +128,13 @@ class Prefetcher:
         return self._recompute.beats(seconds, prefetch.gain)
 
     def _leave(self, prefetch: Prefetch) -> None:
-        """Wait no longer. What has come is there for others; a read that has not begun is not made,
-        unless another prefetch waits for it."""
+        """Stop waiting; lanes skip reads that have not begun and that nobody else waits for."""
         prefetch.phase = Phase.DONE
         for ticket in prefetch.reads:
             ticket.abandoned |= not any(one.waits for one in self._waiters(ticket))
 
     def close(self, prefetch: Prefetch) -> None:
-        """The request was admitted or is gone. Idempotent; reads under way land for others."""
+        """End a prefetch whose request was admitted or is gone. Idempotent."""
         if self._open.pop(prefetch.serial, None) is None:
             return
         if prefetch.waits:
@@ -152,10 +145,10 @@ class Prefetcher:
             self._share.give_back(group, pages)
         self._residency.unhold(prefetch.path)
 
-    # --- what is read
+    # --- read
 
     def _try(self, prefetch: Prefetch, path: Ids) -> None:
-        """Start reading; if anything breaks on the way, the request does not wait for the rest."""
+        """Start reading; if that raises, the request waits no longer."""
         with self._audit.guard(path):
             try:
                 self._start(prefetch, path)
@@ -164,10 +157,10 @@ class Prefetcher:
                 raise
 
     def _start(self, prefetch: Prefetch, path: Ids) -> None:
-        """Read what ``[0, reach)`` lacks in memory, as soon as the host has room for it. Of what is
-        not worth it, read at most a little, for which no request waits."""
+        """Read what memory lacks of ``[0, reach)``, once the host has room. If that is not worth
+        it, read at most a few pages, for which no request waits."""
         if prefetch.keys and any(one.abandoned and one.overlaps(path) for one in self._reads()):
-            return  # they are back soon, and cannot be joined: perhaps they are not made
+            return  # wait for them: their lane may skip them, so they cannot be joined
         reach = prefetch.reach
         memory = self._in_memory(path, reach)
         missing = prefetch.found.mask[:, :reach] & ~memory.mask
@@ -185,20 +178,20 @@ class Prefetcher:
         prefetch.phase = Phase.READING if worth and prefetch.reads else Phase.DONE
 
     def _live(self, prefetch: Prefetch, path: Ids) -> list[Ids]:
-        """By group, pages of ``path`` that the prefetch needs and the host has."""
+        """By group, pages of ``path`` that the prefetch needs and that are LIVE on the host."""
         needed = self._residency.rule.needed(prefetch.reach)[:, : len(path)]
         live = self._table.state[HOST][:, path] == int(Residence.LIVE)
         return [path[row] for row in live & needed]
 
     def _passes(self, prefetch: Prefetch) -> bool:
-        """Another has waited long before it: this one may keep nothing, not even what others keep,
-        or the first in line would wait for it, too."""
+        """Another has been first in line for long: this one may pin nothing, not even shared pages,
+        or the first would wait for it too."""
         first = next((one for one in self._open.values() if one.phase is Phase.WAITING), prefetch)
         return first is not prefetch and time.monotonic() - first.begun > _PATIENCE
 
     def _may_take(self, prefetch: Prefetch, path: Ids, missing: Mask) -> bool:
-        """Whether its part of host memory is free now. What it wants may be more than there ever
-        is: it gets what there is when no other holds any."""
+        """Whether its share of host memory is free now. A prefetch that wants more than the whole
+        share gets what there is once no other holds any."""
         wanted = self._wanted(prefetch.reach, missing)
         if not any(wanted) or self._share.empty:
             return True
@@ -209,8 +202,8 @@ class Prefetcher:
         return all(n + m <= most for n, m, most in zip(wanted, more, self._share.left, strict=True))
 
     def _reserve(self, prefetch: Prefetch, path: Ids, missing: Mask) -> int:
-        """Keep what the host has of ``path``, and make room for what is missing; returns for how
-        many pages there is room."""
+        """Pin what the host has of ``path`` and make room for what is missing; returns for how many
+        pages there is room."""
         passes = self._passes(prefetch)
         left = [0] * len(self._groups) if passes else self._share.left
         self._table.hold(path)
@@ -221,7 +214,7 @@ class Prefetcher:
             if more <= left[g] and not passes:
                 self._pin(prefetch, g, pages)
                 left[g] -= more
-            else:  # to keep more would keep everybody else from the host
+            else:  # beyond its share: pinned only while room is made
                 self._host.pin(g, pages)
                 loose.append((g, pages))
         room = [
@@ -240,7 +233,7 @@ class Prefetcher:
         return reach
 
     def _read(self, prefetch: Prefetch, pages: int, missing: Mask) -> None:
-        """Start reading what ``[0, pages)`` lacks; host slots for it are free."""
+        """Read what ``[0, pages)`` lacks; the host has room."""
         size, known = self._tree.page_bytes, len(prefetch.path)
         fresh = self._residency.add(
             prefetch.root,
@@ -266,7 +259,7 @@ class Prefetcher:
             self._wait(prefetch, self._flights.depart(READ, moves, self._landed))
 
     def _landed(self, ticket: Ticket) -> None:
-        """A read came back: pages that landed are there for everybody."""
+        """Land a read: every prefetch that waits pins its pages."""
         waiters = self._waiters(ticket)
         with self._flights.landing(ticket):
             for move in ticket.moves:
@@ -284,8 +277,8 @@ class Prefetcher:
                 prefetch.phase = Phase.DONE
 
     def _parts(self, pages: int, lacking: list[NDArray[np.intp]]) -> Iterator[tuple[int, int]]:
-        """``[0, pages)`` in parts that are read by a ticket each, in one short call of the store:
-        what has come is of use at once, with all its groups, and a slow store shows early."""
+        """Split ``[0, pages)`` into parts, one ticket and short store call each, with all groups of
+        a page: pages are of use as they land, and a slow store shows early."""
         size, records = np.zeros((2, pages), dtype=np.int64)
         for group, at in zip(self._groups, lacking, strict=True):
             size[at] += group.record_bytes
@@ -303,14 +296,10 @@ class Prefetcher:
             yield int(wanted[start]), int(wanted[end - 1]) + 1
             start = end
 
-    # --- small things
+    # --- helpers
 
     def _worth(self, gain: int, wanted: list[int]) -> bool:
-        """Whether ``gain`` tokens are enough to be read, and come faster than they are computed.
-
-        Args:
-            wanted: pages of each group to be read for them.
-        """
+        """Whether reading ``wanted`` pages of each group, for ``gain`` tokens, beats computing."""
         size = sum(n * group.record_bytes for n, group in zip(wanted, self._groups, strict=True))
         if self._short(gain):
             self._counts["skipped_tokens_total{why=short}"] += gain
@@ -324,7 +313,7 @@ class Prefetcher:
         return gain < max(1, self._policy.prefetch_min_tokens)
 
     def _trial(self, gain: int) -> int:
-        """Pages to read all the same: a few now and then, to see whether storage is fast again."""
+        """Pages to read all the same, now and then, to measure storage again."""
         if self._short(gain) or not self._transfers.speeds[READ].stale:
             return 0
         return max(1, _TRIAL_BYTES // sum(group.record_bytes for group in self._groups))
@@ -333,7 +322,7 @@ class Prefetcher:
         return [ticket for ticket in self._transfers.tickets if ticket.route is READ]
 
     def _waiters(self, ticket: Ticket) -> list[Prefetch]:
-        """Prefetches that are open and get pages from a read."""
+        """Open prefetches that wait for a read."""
         return [one for one in self._open.values() if ticket in one.reads]
 
     def _wait(self, prefetch: Prefetch, ticket: Ticket) -> None:
@@ -346,21 +335,21 @@ class Prefetcher:
         prefetch.pinned.append((group, pages))
 
     def _in_memory(self, path: Ids, pages: int) -> Presence:
-        """Of ``pages`` pages that begin with ``path``: in a memory tier or on the way there."""
+        """Of ``pages`` pages that begin with ``path``: LIVE or WRITING in a memory tier."""
         device, host = (state.take(path, axis=1) for state in self._table.state)
         memory = self._pad((device | host) != ABSENT, pages)
         for move in (move for one in self._reads() if one.abandoned for move in one.moves):
-            memory.mask[move.group, : len(path)] &= ~np.isin(path, move.pages)  # perhaps not made
+            memory.mask[move.group, : len(path)] &= ~np.isin(path, move.pages)  # may be skipped
         return memory
 
     def _pad(self, mask: Mask, pages: int) -> Presence:
-        """Of ``pages`` pages: False beyond the mask's end."""
+        """Extend or cut a mask to ``pages`` pages; False beyond its end."""
         wide = np.zeros((len(mask), pages), dtype=bool)
         wide[:, : mask.shape[1]] = mask[:, :pages]
         return Presence(self._residency.rule, wide)
 
     def _wanted(self, pages: int, missing: Mask) -> list[int]:
-        """Pages of each group that ``[0, pages)`` needs and lacks."""
+        """By group, how many pages ``[0, pages)`` needs and lacks."""
         lacks = missing[:, :pages] & self._residency.rule.needed(pages)
         counts: list[int] = np.count_nonzero(lacks, axis=1).tolist()
         return counts

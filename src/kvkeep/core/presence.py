@@ -1,11 +1,11 @@
-"""Presence: which state of a run of pages is there, and how long a prefix hit that makes.
+"""Presence: which state of a prompt's pages exists, and how long a prefix hit that allows.
 
-A mask has a row per group and a column per page, from the first page of a prompt on::
+A mask has a row per group and a column per page, from the first page on::
 
                 page  0  1  2  3  4
     full              x  x  x  x  .     needs every page
     window (tail 2)   .  .  x  x  .     needs the last two pages of a hit
-    -> usable() = 4: the longest prefix with all that it needs
+    -> usable() = 4: the longest prefix that has all it needs
 """
 
 from __future__ import annotations
@@ -23,12 +23,7 @@ Mask = NDArray[np.bool_]
 
 
 class HitRule:
-    """What a hit needs of each group: the schema's tails, under one policy for missing state.
-
-    Args:
-        groups: of the schema.
-        strict: every group must be there; False: those that are ``required``.
-    """
+    """What a hit needs of each group. Unless ``strict``, only ``required`` groups count."""
 
     def __init__(self, groups: Sequence[Group], strict: bool) -> None:
         self.groups, self.strict = tuple(groups), strict
@@ -41,7 +36,7 @@ class HitRule:
         self._counted_tails = [(g, tail) for g, tail in self._tails if counted[g]]
 
     def needed(self, pages: int) -> Mask:
-        """``[groups, pages]``: what a hit of so many pages needs."""
+        """``[groups, pages]``: what a hit of ``pages`` pages needs."""
         mask = np.ones((len(self.groups), pages), dtype=bool)
         for g, tail in self._tails:
             mask[g, : max(0, pages - tail)] = False
@@ -65,18 +60,17 @@ class HitRule:
 
 
 class Presence(NamedTuple):
-    """A mask, and the rule to judge it by."""
+    """A mask and the rule for hits on it."""
 
     rule: HitRule
     mask: Mask
 
     def usable(self) -> int:
-        """The hit rule: the most pages ``n`` such that every group that counts has all that ``n``
-        needs; 0 if no group counts."""
+        """The longest hit in pages: every group that counts has all it needs; 0 if none counts."""
         return self.rule.usable(self.mask)
 
     def limit(self, pages: int) -> str | None:
-        """The first group that keeps a hit from being one page longer; None: the run ends."""
+        """The first group that keeps a hit from one page more; None: the mask ends."""
         if pages == self.mask.shape[1]:
             return None
         needed = self.rule.needed(pages + 1)
@@ -84,5 +78,5 @@ class Presence(NamedTuple):
         return next((self.rule.groups[g].name for g in self.rule.counted if g in lacking), None)
 
     def first(self, pages: int) -> Presence:
-        """Of the first so many pages."""
+        """The presence of the first ``pages`` pages."""
         return Presence(self.rule, self.mask[:, :pages])

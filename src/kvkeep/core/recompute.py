@@ -9,7 +9,7 @@ from .transfer import Transfers
 
 
 class Recompute:
-    """Compares measured speeds. Until both are known, state is loaded."""
+    """Compares measured speeds; until both are known, state is loaded."""
 
     def __init__(self, transfers: Transfers, policy: Policy) -> None:
         self._transfers, self._policy = transfers, policy
@@ -17,14 +17,14 @@ class Recompute:
 
     @property
     def possible(self) -> bool:
-        """There is something to compare with."""
+        """The policy allows it and prefill has been measured."""
         return self._policy.recompute == "auto" and self.prefill.seconds(1) is not None
 
     def beats(self, seconds: float | None, tokens: int) -> bool:
-        """Whether ``tokens`` are computed in less than ``seconds``; None: not known, so no."""
+        """Whether computing ``tokens`` takes less than ``seconds``; False if either is unknown."""
         computing = self.prefill.seconds(tokens) if self._policy.recompute == "auto" else None
         return seconds is not None and computing is not None and computing < seconds
 
     def beats_moving(self, route: Route, size: int, tokens: int) -> bool:
-        """Whether that is less than ``size`` more bytes take, behind all tickets of a route."""
+        """Whether computing is faster than moving ``size`` bytes behind a route's tickets."""
         return self.beats(self._transfers.seconds(route, size), tokens)

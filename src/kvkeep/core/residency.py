@@ -1,9 +1,8 @@
-"""Tree, table and tiers moved together: which pages exist, where they are, and when they end.
+"""Residency keeps tree, table and tiers in step: which pages exist, where, and when they end.
 
-Every change that concerns more than one of the three goes through here. A page ends when a group
-that every hit needs is in neither memory tier: nothing below it can be used, so its whole subtree
-leaves the tree. What somebody still holds is *dying*: out of the tree now, its id recycled with the
-last hold, so ids never alias. Its slots go as soon as nobody uses or fills them.
+A page ends when a group that every hit needs is in neither memory tier: no hit can use a page below
+it, so its whole subtree leaves the tree. Pages still held are *dying*: the last unhold recycles
+the id, so ids never alias, and their slots are freed as soon as nobody uses or fills them.
 """
 
 from __future__ import annotations
@@ -30,14 +29,13 @@ from .tree import Node, Raw, Tree
 
 
 class Residency:
-    """Owns the tree, the table and both memory tiers. The scheduler's thread only.
+    """Owns the tree, the table and both memory tiers. Scheduler's thread only.
 
     Args:
-        schema: what a page is made of.
         device_slots, host_slots: slots of each group.
-        order: who is evicted first.
-        strict: every group shortens a hit, not only those that are required.
-        keyed: pages get chained keys, to ask storage by.
+        order: the eviction order.
+        strict: see :class:`HitRule`.
+        keyed: compute chained keys, which storage needs.
     """
 
     def __init__(
@@ -68,7 +66,7 @@ class Residency:
         self._keyed = keyed
 
     def extend(self, root: bytes, path: Ids, raw: Raw) -> Ids:
-        """``path`` and the pages ``raw`` that follow it: those that are known, then fresh ones."""
+        """``path`` and the pages ``raw`` after it: known ones, then fresh ones."""
         if len(path):
             known = self.tree.below(int(path[-1]), len(path) - 1, raw)
         else:
@@ -81,13 +79,7 @@ class Residency:
         return np.concatenate((path, self.add(root, path, raw, keys)))
 
     def add(self, root: bytes, path: Ids, raw: Raw, keys: list[bytes]) -> Ids:
-        """Fresh pages that follow ``path``; in the tree, with no slots yet.
-
-        Args:
-            root: of their namespace.
-            raw: their tokens.
-            keys: their chained keys; none where there is no storage to ask by them.
-        """
+        """Add pages ``raw`` after ``path``, without slots; ``keys``: chained keys, or none."""
         ids = self.table.allocate(path, len(raw) // self.tree.page_bytes, keys)
         if len(ids):
             parent = (int(path[-1]), len(path) - 1) if len(path) else None
@@ -95,53 +87,53 @@ class Residency:
         return ids
 
     def stamp(self, path: Ids) -> None:
-        """Everything that a hit on ``path`` needs was needed now; one tick for all."""
+        """Mark everything that a hit on ``path`` needs as used now, with one tick."""
         now = self.table.tick()
         for clock, group in dict(zip(self.table.clocks, self.schema.groups, strict=True)).items():
             self.table.used[clock][path[group.needed(len(path)).start :]] = now
 
     def present(self, path: Ids) -> Presence:
-        """What of a path is on the device, on its way there, or on the host."""
+        """The part of a path that is on the device, being loaded, or LIVE on the host."""
         here = self.on_device(path)
         if count(here.mask) < here.mask.size:
             np.logical_or(here.mask, self.table.state[HOST].take(path, axis=1) == LIVE, here.mask)
         return here
 
     def on_device(self, path: Ids) -> Presence:
-        """What of a path is on the device, or on its way there."""
+        """The part of a path that is on the device or being loaded."""
         return Presence(self.rule, self.table.state[DEVICE].take(path, axis=1) != ABSENT)
 
     def make_room(self, tier: Tier, group: int, count: int) -> int:
-        """Evict until ``count`` slots are free, or nothing may go; the slots free now."""
+        """Evict until ``count`` slots are free or nothing is evictable; returns free slots."""
         short = count - tier.free_slots(group)
         if short > 0:
             self.evict(tier, group, short)
         return tier.free_slots(group)
 
     def evict(self, tier: Tier, group: int, count: int) -> Ids:
-        """Drop up to ``count`` pages of a group from a tier, in order; returns them."""
+        """Evict up to ``count`` pages in eviction order; returns them."""
         pages = tier.evict(group, count)
         self._end(group, pages)
         return pages
 
     def drop(self, tier: Tier, group: int, pages: Ids) -> None:
-        """Rows lose their slots, say because the bytes did not arrive."""
+        """Free the slots of these pages in a tier."""
         tier.drop(group, pages)
         self._end(group, pages)
 
     def drop_idle(self, tier: Tier, group: int, pages: Ids) -> None:
-        """Rows lose their slots where no request or ticket uses them."""
+        """Free the slots that no request or ticket uses."""
         self.drop(tier, group, pages[tier.evictable(group, pages)])
 
     def unhold(self, ids: Ids) -> None:
-        """Take back one hold of each, and recycle what was waiting for that."""
+        """Remove one hold of each, and recycle dying pages without holds."""
         self.table.unhold(ids)
         self._reap(ids)
         if self._trims:
             self._trim(ids)
 
     def retire(self, pages: Ids) -> None:
-        """Take these pages, and all below them, out of the tree."""
+        """Take these pages and their subtrees out of the tree."""
         table = self.table
         pages = pages[~table.dying[pages]]
         if not len(pages):
@@ -154,14 +146,14 @@ class Residency:
         self._reap(gone)
 
     def _end(self, group: int, pages: Ids) -> None:
-        """These lost their slots in one tier: some may be of no use any more."""
+        """End those of these pages that no hit can use without the slots they lost."""
         if self._vital[group]:
             self.retire(pages[~self.table.resident(group, pages)])
         elif self._trims:
             self._trim(pages)
 
     def _trim(self, pages: Ids) -> None:
-        """Where no group is vital, a page ends when it has no slots, no holds and nothing below."""
+        """Without a vital group, a page ends when it has no slots, holds or children."""
         table = self.table
         for page in pages[np.argsort(-table.depth[pages], kind="stable")]:
             above = int(page)
@@ -176,7 +168,7 @@ class Residency:
         return self.tree.is_last(page, int(table.depth[page]))
 
     def _reap(self, ids: Ids) -> None:
-        """Of pages that are dying: free what slots are of no use, recycle what nobody holds."""
+        """Of dying pages: free slots not in use, recycle pages without holds."""
         table = self.table
         ids = ids[table.dying[ids]]
         if not len(ids):
@@ -193,12 +185,11 @@ class Residency:
         private: Sequence[Sequence[Slots]],
         broken: Ids,
     ) -> None:
-        """Believe the tree, the rows and these counts, after bookkeeping went wrong: what nobody
-        has is free, and what serves no hit ends.
+        """Rebuild everything else from the tree, the rows and these counts.
 
         Args:
-            private: slots that are of no row, by tier and group.
-            broken: pages to retire; those that are in the tree no more may be among them.
+            private: by tier and group, reserved slots without a row.
+            broken: pages to retire; some may have left the tree.
         """
         table, inside = self.table, self._inside()
         table.recount(holds, pins)
@@ -218,17 +209,16 @@ class Residency:
             self._end(group, self._inside())
 
     def _inside(self) -> Ids:
-        """All pages of the tree."""
         return np.concatenate([NO_IDS, *(node.ids for _, node in self.tree.walk())])
 
     def _lines(self) -> Iterator[tuple[Node, Ids]]:
-        """Every node, parents first, and its pages with the one above them, if there is one."""
+        """Every node, parents first, and its pages preceded by the page above, if any."""
         for _, node in self.tree.walk():
             above = node.parent.ids[-1:] if node.parent else NO_IDS
             yield node, np.concatenate((above, node.ids))
 
     def check(self) -> None:
-        """Raise InvariantError unless every owner is sound and they agree with each other."""
+        """Raise InvariantError unless tree, table and tiers are sound and agree."""
         table = self.table
         for owner in (table, self.tree, *self.tiers):
             owner.check()
@@ -236,7 +226,7 @@ class Residency:
         if len(ids) + np.count_nonzero(table.dying) != len(table):
             raise InvariantError("a page is neither in the tree nor dying")
         if table.dying[ids].any() or (table.dying & (table.holds == 0)).any():
-            raise InvariantError("a dying page is in the tree, or waits for nobody")
+            raise InvariantError("a dying page is in the tree or has no holds")
         for group, vital in enumerate(self._vital):
             if vital and not table.resident(group, ids).all():
                 raise InvariantError("a page of the tree can serve no hit")

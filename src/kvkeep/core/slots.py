@@ -1,6 +1,6 @@
-"""What a lease does with device slots: pin, reserve, publish, slide, let go.
+"""Device slots of leases: pin, reserve, publish, slide, let go.
 
-A slot in a lease's block table is the lease's own (private) or pinned through its page's row.
+A slot in a lease's block table is private to the lease or pinned through its page's row.
 """
 
 from __future__ import annotations
@@ -20,31 +20,31 @@ from .residency import Residency
 from .tier import Groups
 
 Gaps = list[NDArray[np.intp]]
-"""By group, pages of a path that get private slots in place of the row's."""
+"""By group, pages of a path that get private slots instead of the row's."""
 
 
 class Plan(NamedTuple):
-    """What a hit still needs on the device, by group."""
+    """By group, what a hit still needs on the device."""
 
-    load: list[Ids]  # pages to be loaded from the host
+    load: list[Ids]  # pages to load from the host
     gaps: Gaps
 
 
 class _Set(NamedTuple):
-    """Groups of which every hit needs the same pages."""
+    """Groups of which every hit needs the same pages, changed by one NumPy call."""
 
     groups: tuple[int, ...]
-    rows: slice | list[int]  # the same, to index arrays with
+    rows: slice | list[int]  # ``groups`` as an array index
 
 
 def _rows(groups: tuple[int, ...]) -> slice | list[int]:
-    """A slice where they are neighbours: NumPy then makes a view."""
+    """A slice if the groups are consecutive, so that NumPy makes views."""
     first, end = groups[0], groups[-1] + 1
     return slice(first, end) if end - first == len(groups) else list(groups)
 
 
 class DeviceSlots:
-    """Operations on the block tables of leases. The scheduler's thread only."""
+    """Operations on the block tables of leases. Scheduler's thread only."""
 
     def __init__(self, residency: Residency, policy: Policy) -> None:
         self._residency, self._policy = residency, policy
@@ -58,11 +58,9 @@ class DeviceSlots:
         self.snapshots_kept = any(group.working for group in self._groups)
 
     def pin_hit(self, lease: Lease, present: Mask) -> Plan:
-        """Fill in a new lease's block table with what is on the device, and pin it there.
+        """Pin what the device has of a new lease's path, and note its slots in the block table.
 
-        Args:
-            present: ``[groups, lease.pages]``: on the device, on its way there, or on the host.
-        """
+        ``present``: ``[groups, lease.pages]`` of :meth:`Residency.present`."""
         plan = Plan([NO_IDS] * len(self._groups), [NO_IDS] * len(self._groups))
         state = self._table.state[DEVICE].take(lease.path, axis=1)
         for groups, rows in self._sets:
@@ -79,7 +77,7 @@ class DeviceSlots:
     def _pin_part(
         self, g: int, lease: Lease, first: int, present: NDArray[np.bool_]
     ) -> tuple[Ids, NDArray[np.intp]]:
-        """Pin what the device has of one group from page ``first`` on; what the plan says of it."""
+        """Pin what the device has of one group from page ``first`` on; returns load and gaps."""
         gaps = first + np.flatnonzero(~present[first:])
         lease.whole[g] = not len(gaps)
         if self._policy.missing == "lenient" and len(gaps):
@@ -90,30 +88,30 @@ class DeviceSlots:
         self.pin(g, lease, ids[state == LIVE])
         absent = ids[state == ABSENT]
         load = absent[self._table.where(HOST, g, absent, Residence.LIVE)]
-        return load, gaps  # "stale": over somebody else's bytes
+        return load, gaps  # under "stale", gaps get slots with other pages' bytes
 
     def pin(self, g: int, lease: Lease, ids: Ids) -> None:
-        """Pages of the lease that are LIVE on the device: pin them, and note their slots."""
+        """Pin pages that are LIVE on the device and note their slots in the block table."""
         if len(ids):
             lease.table[g, self._table.depth[ids]] = self._device.pin(g, ids)
 
     def plan_ends(self, lease: Lease, whole: int, known: int) -> None:
-        """Cuts where hits are expected to end: at a prompt's ``whole`` pages, and where the
-        ``known`` ones end, since other prompts may part from it there."""
+        """Plan cuts where hits are expected to end: at the end of the prompt's ``whole`` pages and
+        of its ``known`` ones, where other prompts may branch off."""
         if self.snapshots_kept:
             ends = (pages for pages in sorted({whole, known}) if pages > lease.pages)
             lease.cuts = [pages * self._page_tokens for pages in ends]
             lease.lasting = frozenset(lease.cuts)
 
     def plan_cuts(self, lease: Lease, first: int, last: int) -> None:
-        """Cuts for interim snapshots in pages ``[first, last)``, as often as the policy says."""
+        """Plan cuts for interim snapshots in pages ``[first, last)``, as the policy asks."""
         every = self._policy.snapshot_pages
         if every and self.snapshots_kept:
             pages = range((first // every + 1) * every, last + 1, every)
             lease.cuts = sorted({*lease.cuts, *(page * self._page_tokens for page in pages)})
 
     def reserve_running(self, lease: Lease) -> None:
-        """Slots for running state. Room was made."""
+        """Reserve slots for recurrent state; the caller has made room."""
         for g, group in enumerate(self._groups):
             if group.working:
                 lease.running[g] = self._reserve(g, group.working)
@@ -135,9 +133,8 @@ class DeviceSlots:
         return [np.concatenate(both) for both in zip(wanted, gaps, strict=True)]
 
     def extend(self, lease: Lease, pages: int, gaps: Gaps | None = None) -> None:
-        """Private slots for ``pages`` more pages, and for the pages at ``gaps``, of each group.
-
-        Room was made. Where there is none for snapshots, their pages go without."""
+        """Reserve private slots for ``pages`` more pages and ``gaps``; the caller has made room. If
+        there is none for snapshots, their pages get no slots."""
         if not self.snapshots_kept and not any(map(len, gaps or ())):
             lease.widen(pages)
             if pages:
@@ -154,7 +151,7 @@ class DeviceSlots:
     def _reserve(self, groups: Groups, wanted: int) -> Slots:
         slots = self._device.reserve(groups, wanted)
         if slots is None:
-            raise InvariantError("slots are reserved where no room was made")
+            raise InvariantError("slots are reserved before room was made")
         return slots
 
     def let_go(self, lease: Lease, first: int) -> None:
@@ -174,7 +171,7 @@ class DeviceSlots:
         lease.table, lease.owned = lease.table[:, :first], lease.owned[:, :first]
 
     def _drop(self, g: int, lease: Lease, at: NDArray[np.intp]) -> None:
-        """The lease has no slots at these pages any more."""
+        """Unpin or free the slots of these pages."""
         own = lease.owned[g, at]
         self._device.free(g, lease.table[g, at[own]])
         self._device.unpin(g, lease.path[at[~own]])
@@ -183,15 +180,9 @@ class DeviceSlots:
     def publish(
         self, lease: Lease, first: int, snapshots: Collection[int]
     ) -> Iterator[tuple[int, Ids]]:
-        """Commit ``lease.path[first:]``. Rows without a slot adopt the lease's; where a row has
-        one, the lease pins that and frees its own; where one is being filled, both are kept.
-
-        Args:
-            snapshots: of groups with working slots, the pages whose snapshot was taken.
-
-        Yields:
-            Groups, and their pages whose rows adopted a slot.
-        """
+        """Commit ``lease.path[first:]``. An ABSENT row adopts the lease's slot; if a row is LIVE,
+        the lease pins that and frees its own; if it is WRITING, both stay. ``snapshots``: see
+        :meth:`Cache.commit`. Yields groups with their pages whose rows adopted a slot."""
         ids, part = lease.path[first:], slice(first, len(lease.path))
         state = self._table.state[DEVICE].take(ids, axis=1)
         for groups, rows in self._sets:
@@ -206,11 +197,11 @@ class DeviceSlots:
                 yield from ((g, self._publish_part(g, lease, first, snapshots)) for g in groups)
 
     def _odd(self, groups: tuple[int, ...], lease: Lease) -> bool:
-        """Not all that the lease has of these groups is for others."""
+        """The lease shares only some of its pages of these groups."""
         return any(self._groups[g].working or not lease.whole[g] for g in groups)
 
     def _publish_part(self, g: int, lease: Lease, first: int, snapshots: Collection[int]) -> Ids:
-        """One group of that; what adopted."""
+        """Publish one group; returns pages whose rows adopted a slot."""
         path = lease.path
         at = first + np.flatnonzero(lease.owned[g, first : len(path)])
         if not lease.whole[g]:
@@ -228,9 +219,8 @@ class DeviceSlots:
         return adopted
 
     def slide(self, g: int, lease: Lease, start: int) -> None:
-        """Let go of pages before ``start``. Out of reach of this request, they are the first to
-        be evicted, or a long request's dead pages would outlive idle sessions' useful tails;
-        except where many hits ended, and snapshots that one is expected to end at."""
+        """Let go of pages before ``start`` as the next victims: a long request's dead pages must
+        not outlive idle sessions' tails. Popular tails and lasting snapshots keep their age."""
         at = np.flatnonzero(lease.table[g, :start] != NO_SLOT)
         if not len(at):
             return

@@ -1,4 +1,4 @@
-"""How fast something goes, by what was measured lately."""
+"""Recent speed of a transfer or a computation."""
 
 from __future__ import annotations
 
@@ -8,22 +8,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 _HALF_LIFE = 5.0  # seconds until a measurement counts half as much as a new one
-_RETRY_SECONDS = 10.0  # without a measurement, until it is time for a new one
+_RETRY_SECONDS = 10.0  # without a measurement until ``stale``
 
 
 class Speed:
-    """An exponentially weighted mean. One thread measures, any may ask.
-
-    Amounts are bytes, or tokens; a measurement weighs as much as it took long.
-    """
+    """Seconds per amount (bytes or tokens): a mean weighted by duration that decays exponentially.
+    One thread measures; any thread may ask."""
 
     def __init__(self) -> None:
-        self._sums = 0.0, 0.0  # of amounts and of seconds, decayed
-        self._under_way: tuple[float, float] | None = None  # an amount, and since when
+        self._sums = 0.0, 0.0  # decayed amounts and seconds
+        self._under_way: tuple[float, float] | None = None  # an amount and its start
         self._measured = self._tried = -math.inf  # monotonic seconds
 
     def observe(self, amount: float, seconds: float) -> None:
-        """So much took so long. Nothing tells nothing."""
+        """Record ``amount`` done in ``seconds``; ignore zero."""
         if amount <= 0:
             return
         now = time.monotonic()
@@ -33,7 +31,7 @@ class Speed:
 
     @contextmanager
     def under_way(self, amount: float) -> Iterator[None]:
-        """So much is being done now: if that takes longer than it should, it is seen at once."""
+        """Around work on ``amount``: a slow call shows before it ends."""
         self._under_way = amount, time.monotonic()
         try:
             yield
@@ -41,7 +39,7 @@ class Speed:
             self._under_way = None
 
     def seconds(self, amount: float) -> float | None:
-        """How long ``amount`` takes; None: nothing was measured."""
+        """Seconds that ``amount`` takes; None: not measured yet."""
         paces = []
         for done, seconds in (self._sums, self._now()):
             if done:
@@ -50,11 +48,11 @@ class Speed:
 
     @property
     def stale(self) -> bool:
-        """Nothing was measured for a while, nor tried: it is time to."""
+        """No measurement was made or begun lately."""
         return time.monotonic() - self._tried > _RETRY_SECONDS
 
     def tried(self) -> None:
-        """A measurement is on its way."""
+        """Note that a measurement has begun."""
         self._tried = time.monotonic()
 
     def _now(self) -> tuple[float, float]:

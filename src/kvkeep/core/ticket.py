@@ -1,4 +1,4 @@
-"""Tickets: which bytes move, by which route, and which of them landed.
+"""Tickets: which pages move on which route, and which of them landed.
 
 ===== ======= =======
 route reads   fills
@@ -9,7 +9,7 @@ write host    storage
 read  storage host
 ===== ======= =======
 
-This table is stated once, as :data:`ROUTES`. Whoever pins, fills, counts or repairs goes by it.
+:data:`ROUTES` states this table; flights, lanes and the audit follow it.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from .pages import DEVICE, HOST
 
 
 class Route(NamedTuple):
-    """One way that bytes go, and the lane that moves them."""
+    """A direction in which bytes move, with a lane of its own."""
 
     name: str
-    source: int | None  # the memory tier whose slots it reads; None: storage
-    target: int | None  # the memory tier whose slots it fills; None: storage
+    source: int | None  # memory tier that it reads; None: storage
+    target: int | None  # memory tier that it fills; None: storage
 
     @property
     def stores(self) -> bool:
@@ -48,52 +48,50 @@ ROUTES = (SAVE, LOAD, WRITE, READ)
 
 
 class Job(Protocol):
-    """Work of a lane. A lane carries it out or fails it; then the scheduler's thread ends it."""
+    """Work for a lane, which runs it or fails it; then the scheduler's thread finishes it."""
 
     def fail(self) -> None:
-        """Nothing more of it will be done. Any thread."""
+        """Mark what is not done yet as failed. Any thread."""
 
     def finish(self) -> None:
-        """Its outcome takes effect. The scheduler's thread."""
+        """Apply its outcome. Scheduler's thread."""
 
     def touched(self) -> list[Ids]:
-        """Page ids that its outcome concerns."""
+        """Page ids that its outcome affects."""
         ...
 
 
 @dataclass(slots=True)
 class Move:
-    """Pages of one group on one route. Storage names them by keys, a memory tier by slots."""
+    """Pages of one group on one route: keys in storage, slots in a memory tier."""
 
     group: int  # index in the schema
     pages: Ids
-    keys: list[Key] = field(default_factory=list)  # in storage, if the route goes there
+    keys: list[Key] = field(default_factory=list)  # if one end is storage
     source: Slots = field(default_factory=lambda: NO_SLOTS)  # filled in at departure
     target: Slots = field(default_factory=lambda: NO_SLOTS)  # filled in at departure
     landed: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, dtype=bool))
 
     @property
     def arrived(self) -> Ids:
-        """Pages whose bytes landed."""
         return self.pages[self.landed]
 
     @property
     def lost(self) -> Ids:
-        """Pages whose bytes did not land."""
         return self.pages[~self.landed]
 
 
 @dataclass(slots=True, eq=False)
 class Ticket:
-    """One transfer of many pages of many groups. Each page lands or is lost by itself."""
+    """One transfer of pages of many groups. Each page lands or is lost by itself."""
 
     route: Route
     moves: list[Move]
-    then: Callable[[Ticket], None]  # applies the outcome
-    left: int = 0  # bytes still to move; its lane writes it
+    then: Callable[[Ticket], None]  # applies the outcome; scheduler's thread
+    left: int = 0  # bytes still to move; its lane updates it
     submitted: float = 0.0  # monotonic seconds
-    abandoned: bool = False  # no request waits for it: if it has not begun, its lane skips it
-    after: Mark = NOW  # the device commands that come first
+    abandoned: bool = False  # no request waits for it: its lane may skip it
+    after: Mark = NOW  # device commands to wait for
     arrival: Arrival = field(default_factory=Arrival)  # of a load
 
     def fail(self) -> None:
@@ -113,5 +111,4 @@ class Ticket:
         return any(bool(np.isin(move.pages, pages).any()) for move in self.moves)
 
     def count(self, group: int) -> int:
-        """Pages of a group that it moves."""
         return sum(len(move.pages) for move in self.moves if move.group == group)

@@ -1,8 +1,7 @@
 """The slots of one memory tier: reserve, adopt, publish, pin, drop, evict.
 
-The device and the host each have an instance. A slot is free, private to the caller that reserved
-it, or owned by a row, which is one group's part of a page. Rows live in the page table; only this
-file changes their slot, state and pins. The scheduler's thread only.
+A slot is free, private to the caller that reserved it, or owned by a row, which is one group's part
+of a page. Rows live in the page table; only this file changes their slot, state and pins.
 """
 
 from __future__ import annotations
@@ -32,30 +31,23 @@ from .pages import (
 from .policy import Order
 from .victims import Queue
 
-_FREE, _PRIVATE, _NOBODY = (constant(owner, np.intp) for owner in (-1, -2, -3))  # no page ids
+_FREE, _PRIVATE, _NOBODY = (constant(owner, np.intp) for owner in (-1, -2, -3))  # not page ids
 
 Groups = int | tuple[int, ...]
-"""Whose rows: one group's, by index, or those of several groups, which one NumPy call changes at
-once. Arrays of slots are ``[pages]`` for an index, and ``[groups, pages]`` for a tuple."""
+"""The rows of one group, by index, or of several, changed by one NumPy call. Arrays of slots are
+``[pages]`` for an index and ``[groups, pages]`` for a tuple."""
 
 
 class Tier:
-    """Slots of every group in one memory tier.
-
-    Args:
-        table: the page table whose rows this tier's slots belong to.
-        index: ``DEVICE`` or ``HOST``.
-        capacity: slots of each group.
-        order: who is evicted first.
-    """
+    """Slots of every group in one memory tier, ``DEVICE`` or ``HOST``. Scheduler's thread only."""
 
     def __init__(self, table: PageTable, index: int, capacity: Sequence[int], order: Order) -> None:
         self.table = table
         self.index = index
         self.capacity = tuple(capacity)
-        self.evicted = [0] * len(capacity)  # pages, by group; only ever grows
+        self.evicted = [0] * len(capacity)  # pages, by group; never decreases
         self._order = order
-        # by slot, group after group: its page, _FREE or _PRIVATE; where NO_SLOT leads to: _NOBODY
+        # by slot, group after group: its page, _FREE or _PRIVATE; _NOBODY at index NO_SLOT
         self._owners = np.concatenate([np.append(np.full(n, _FREE), _NOBODY) for n in capacity])
         self._starts = np.cumsum([0, *(n + 1 for n in capacity)])[:-1]
         self._owner = np.split(self._owners, self._starts[1:])  # by group; views
@@ -67,19 +59,17 @@ class Tier:
 
     @property
     def name(self) -> str:
-        """ "device" or "host"."""
         return TIERS[self.index]
 
     def free_slots(self, group: int) -> int:
-        """The number of free slots."""
         return len(self._free[group])
 
     def available(self, group: int) -> int:
-        """Slots that are free, or that evicting everything idle would free."""
+        """Slots that are free or that evicting everything idle would free."""
         return self.capacity[group] - self._busy[group]
 
     def reserve(self, groups: Groups, wanted: int) -> Slots | None:
-        """``wanted`` private slots of each group, or None if one has fewer free. Evicts nothing."""
+        """``wanted`` private slots per group, or None if a group has fewer free. Evicts nothing."""
         of = self._of(groups)
         for group in of.groups:
             if wanted > len(self._free[group]):
@@ -92,7 +82,7 @@ class Tier:
         if wanted:
             places = of.places(slots)
             if count(of.owner[places] != _FREE) or count(slots[..., 1:] == slots[..., :-1]):
-                raise InvariantError(f"a {self.name} slot is reserved that somebody has")
+                raise InvariantError(f"a reserved {self.name} slot is not free")
             of.owner[places] = _PRIVATE
         return slots
 
@@ -107,7 +97,7 @@ class Tier:
             self._busy[group] -= len(mine)
 
     def adopt(self, groups: Groups, pages: Ids, slots: Slots, state: Residence) -> None:
-        """Rows without a slot take over private ones."""
+        """Give private slots to rows that have none."""
         of = self._of(groups)
         rows, places = of.rows(pages), self._private(of, slots)
         if count(of.state[rows]):
@@ -119,7 +109,7 @@ class Tier:
             self._live(of, pages)
 
     def publish(self, groups: Groups, pages: Ids) -> None:
-        """The bytes of rows that were WRITING are there. Stamps nothing."""
+        """Mark WRITING rows as LIVE; clocks do not change."""
         of = self._of(groups)
         rows = of.rows(pages)
         self._expect(of, rows, Residence.WRITING)
@@ -127,7 +117,7 @@ class Tier:
         self._live(of, pages)
 
     def drop(self, groups: Groups, pages: Ids) -> None:
-        """Rows lose their slots, which become free. None of them is pinned."""
+        """Free the slots of unpinned rows."""
         if not len(pages):
             return
         of = self._of(groups)
@@ -144,11 +134,9 @@ class Tier:
             self._free[group].give(mine)
 
     def purge(self, pages: Ids, over: NDArray[np.bool_]) -> None:
-        """Drop what these pages have in any group, except what somebody still uses or fills.
+        """Drop these pages' slots in all groups, except pinned or WRITING ones of held pages.
 
-        Args:
-            over: ``[pages]``: nobody holds the page, so nobody may use a slot of it.
-        """
+        ``over``: ``[pages]``: the page has no holds."""
         rows = self.table.state[self.index].take(pages, axis=1) != ABSENT
         if not count(rows):
             return
@@ -162,7 +150,7 @@ class Tier:
             self.drop(group, pages[row])
 
     def pin(self, groups: Groups, pages: Ids) -> Slots:
-        """Keep LIVE rows where they are; returns their slots."""
+        """Keep LIVE rows from eviction; returns their slots."""
         of = self._of(groups)
         rows = of.rows(pages)
         slots: Slots = of.slot[rows]
@@ -176,29 +164,29 @@ class Tier:
         return slots
 
     def unpin(self, groups: Groups, pages: Ids) -> None:
-        """Take back one pin of each."""
+        """Remove one pin of each."""
         if not len(pages):
             return
         of = self._of(groups)
         rows = of.rows(pages)
         after = of.pins[rows] - ONE
         if count(after < ZERO):
-            raise InvariantError("a slot is pinned less than never")
+            raise InvariantError("a slot's pin count fell below zero")
         of.pins[rows] = after
         for group, pinned in of.each(after):
             self._busy[group] -= len(pages) - count(pinned)
             self._queues[group].offer(pages)
 
     def offer(self, group: int, pages: Ids) -> None:
-        """These pages now go earlier than when they were offered last."""
+        """Note that the order moved these pages forward."""
         self._queues[group].offer(pages)
 
     def evictable(self, group: int, pages: Ids | slice) -> NDArray[np.bool_]:
-        """Which of these pages may lose their slot here."""
+        """Which of these pages are LIVE here, not pinned and not dying."""
         return self.table.evictable(self.index, group, pages)
 
     def evict(self, group: int, most: int) -> Ids:
-        """Drop up to ``most`` pages, the first in order first; returns them."""
+        """Drop up to ``most`` pages in eviction order; returns them."""
         gone: list[Ids] = []
         while most > 0 and len(pages := self.victims(group, most)):
             self.drop(group, pages)
@@ -209,9 +197,9 @@ class Tier:
         return pages
 
     def victims(self, group: int, most: int) -> Ids:
-        """At most ``most`` pages that go first, in order; none if none may go.
+        """The first evictable pages, up to ``most``, in eviction order.
 
-        The caller drops or pins all of them before it asks again."""
+        The caller must drop or pin all of them before it asks again."""
         if self.available(group) == self.free_slots(group):
             return NO_IDS  # nothing is idle
         return self._queues[group].take(most)
@@ -223,43 +211,39 @@ class Tier:
         )
 
     def _of(self, groups: Groups) -> _Columns:
-        """The columns of these groups. A table that grew has others."""
+        """The columns of these groups, renewed when the table grows."""
         of = self._columns.get(groups)
         if of is None or of.source is not self.table.slot:
             of = self._columns[groups] = _Columns(self, groups)
         return of
 
     def _private(self, of: _Columns, slots: Slots) -> Ids:
-        """Where the owners of these slots are noted; all must be private."""
+        """Indices of these slots in ``of.owner``; all must be private."""
         places = of.places(slots)
         if count(of.owner[places] != _PRIVATE):
-            raise InvariantError(f"a {self.name} slot is given away that is not private")
+            raise InvariantError(f"a {self.name} slot is not private to its caller")
         return places
 
     def _own(self, of: _Columns, pages: Ids, slots: Slots) -> Ids:
-        """Where the owners of these rows' slots are noted; each row must own its slot."""
+        """Indices of these rows' slots in ``of.owner``; each row must own its slot."""
         places = of.places(slots)
         if count(of.owner[places] != pages):
-            raise InvariantError(f"a {self.name} row without a slot of its own is used")
+            raise InvariantError(f"a {self.name} row does not own its slot")
         return places
 
     def _live(self, of: _Columns, pages: Ids) -> None:
-        """The bytes of these rows are there now."""
+        """Note that these rows became LIVE."""
         for group in of.groups:
             self._busy[group] -= len(pages)
             self._queues[group].offer(pages)
 
     def _expect(self, of: _Columns, rows: Ids, state: Residence) -> None:
         if count(of.state[rows] != STATES[state]):
-            raise InvariantError(f"a {self.name} row is not {state.name} where it must be")
+            raise InvariantError(f"a {self.name} row is not {state.name}")
 
     def sift(self, filling: Sequence[Slots]) -> Ids:
-        """Take their slots from all rows that disagree with the slots' owners, or with what is
-        being filled. Returns the pages of these rows.
-
-        Args:
-            filling: slots that bytes are on their way to, by group.
-        """
+        """Clear all rows that disagree with their slots' owners, or with the slots that tickets are
+        ``filling``, by group; returns their pages."""
         lost = []
         for group, owner in enumerate(self._owner):
             row, state = self.table.slot[self.index, group], self.table.state[self.index, group]
@@ -276,11 +260,7 @@ class Tier:
         return np.concatenate(lost)
 
     def recount(self, private: Sequence[Slots]) -> None:
-        """Rebuild owners, free lists and counts from the rows and their pins.
-
-        Args:
-            private: by group, the slots that no row has and that are not free.
-        """
+        """Rebuild owners, free lists and counts from rows, pins and ``private`` slots by group."""
         for group, owner in enumerate(self._owner):
             row = self.table.slot[self.index, group]
             pages = np.flatnonzero(row != NO_SLOT)
@@ -313,19 +293,19 @@ class Tier:
                 raise InvariantError(f"{self.name}: slots in use are counted wrongly")
 
     def private(self, group: int) -> int:
-        """The number of slots that callers have reserved and no row has adopted."""
+        """How many slots callers have reserved and no row has adopted."""
         return count(self._owner[group] == _PRIVATE)
 
 
 class _Columns:
-    """Views of one group's rows in a tier and of its slots' owners, or of those of all groups as
-    flat arrays, in which a group's part begins at ``_row`` and at ``_place``."""
+    """Views of one group's rows and slot owners in a tier, or of all groups' as flat arrays, in
+    which a group begins at ``_row`` and ``_place``."""
 
     def __init__(self, tier: Tier, groups: Groups) -> None:
         table = tier.table
-        self.source = table.slot  # what these are views of
+        self.source = table.slot  # replaced when the table grows
         self.groups: list[int] = np.ravel(groups).tolist()
-        self._lift = None if np.ndim(groups) else ...  # indexes [pages] as what is per group
+        self._lift = None if np.ndim(groups) else ...  # index that shapes [pages] as slots
         self._row, self._place, self.owner = None, None, tier._owner[self.groups[0]]
         columns = [column[tier.index] for column in (table.slot, table.state, table.pins)]
         if len(self.groups) == 1:
@@ -340,11 +320,11 @@ class _Columns:
         self.slot, self.state, self.pins = (column.reshape(-1) for column in columns)
 
     def rows(self, pages: Ids) -> Ids:
-        """Where the columns have these pages."""
+        """Indices of these pages in the columns."""
         return pages[self._lift] if self._row is None else pages + self._row
 
     def places(self, slots: Slots) -> Ids:
-        """Where ``owner`` has these slots."""
+        """Indices of these slots in ``owner``."""
         places = slots.astype(np.intp)
         if self._place is not None:
             places += self._place
@@ -355,7 +335,7 @@ class _Columns:
         return slots[0][self._lift] if self._row is None else np.array(slots)
 
     def each(self, values: NDArray[Any]) -> Iterable[tuple[int, NDArray[Any]]]:
-        """Every group and its part of such an array."""
+        """Every group with its row of an array shaped like ``slots``."""
         if self._row is None:
             return ((self.groups[0], values.reshape(-1)),)
         return zip(self.groups, values, strict=True)

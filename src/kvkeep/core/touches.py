@@ -1,9 +1,9 @@
-"""Touches: storage learns which records were hit, in any tier, so that it recycles those last.
+"""Touches: report hits in any tier to storage, so that it recycles the hit records last.
 
-Without this, a prefix that memory always serves looks unused to storage, which drops it first:
-after a restart nothing that survived can be reached. Touches may be lost, so they are bounded: what
-waits is merged, the oldest hits are dropped, and at most one call of the store is under way, on the
-lane of questions. A write never waits for them.
+Without touches, a prefix that memory always serves looks unused to storage, which drops it first;
+after a restart no hit can use what survived. Touches may be lost, so they are bounded: waiting hits
+are merged, the oldest are dropped, and at most one call is in flight, on the "ask" lane, so that
+writes never wait for it.
 """
 
 from __future__ import annotations
@@ -25,34 +25,29 @@ class _Hit(NamedTuple):
 
 
 class Touches:
-    """Hits that storage has not been told of. The scheduler's thread only."""
+    """Hits not yet reported to storage. Scheduler's thread only."""
 
     def __init__(self, transfers: Transfers) -> None:
         self._transfers = transfers
         self._hits: deque[_Hit] = deque()  # the oldest first
-        self._pages = 0  # of all hits
-        self._merged: dict[Key, None] = {}  # records of former hits, the oldest first
-        self._asking = False  # a call is under way
+        self._pages = 0  # of all hits in ``_hits``
+        self._merged: dict[Key, None] = {}  # an ordered set of records to touch, the oldest first
+        self._asking = False  # a call is in flight
 
     @property
     def idle(self) -> bool:
-        """Storage knows of every hit, unless it is out of order."""
+        """No hit waits to be reported, and no call is in flight."""
         return not (self._hits or self._merged or self._asking)
 
     def add(self, pages: list[bytes], firsts: list[int]) -> None:
-        """A path was hit.
-
-        Args:
-            pages: chained keys of its pages.
-            firsts: by group, the first page that the hit needed.
-        """
+        """Note a hit. ``pages``: its path's keys; ``firsts``: by group, its first needed page."""
         self._hits.append(_Hit(pages, firsts))
         self._pages += len(pages)
         while self._pages > _MOST_PAGES and len(self._hits) > 1:
             self._pages -= len(self._hits.popleft().pages)
 
     def send(self) -> None:
-        """Start telling storage of some hits, unless it is being told of others."""
+        """Report some hits, unless a call is in flight; drop them if storage is unusable."""
         if self._asking or self.idle:
             return
         if not self._transfers.storage.usable:
@@ -69,8 +64,8 @@ class Touches:
             self._asking = True
 
     def _merge(self) -> None:
-        """Records of some hits, each once, where its newest hit puts it: ancestors are newer than
-        what follows them, and a page's groups are side by side."""
+        """Merge some hits into records, each at its newest hit: ancestors newer than descendants, a
+        page's groups side by side."""
         while self._hits and len(self._merged) < _MERGED:
             hit = self._hits.popleft()
             self._pages -= len(hit.pages)
@@ -82,12 +77,12 @@ class Touches:
                         self._merged[names[g][page]] = None
 
     def told(self) -> None:
-        """The call has returned."""
+        """Note that the call returned."""
         self._asking = False
 
 
 class _Touch(NamedTuple):
-    """An inquiry without an answer."""
+    """A call of the store in flight."""
 
     keys: list[Key]
     owner: Touches

@@ -1,9 +1,8 @@
-"""Transfers: when bytes move.
+"""Transfers: submit jobs to the lanes and collect them.
 
-Five lanes, each a thread of its own: one per route of :mod:`~kvkeep.core.ticket`, and one that asks
-storage what it has and tells it of hits. The scheduler's thread submits jobs and collects those
-that came back in :meth:`Transfers.landed`. Lanes know nothing of it: they work, and put what is
-done into an inbox. No exception of a backend ends a lane.
+Five lanes, each with its own thread: one per route of :mod:`~kvkeep.core.ticket`, and "ask" for
+lookups and touches. The scheduler's thread submits jobs and collects finished ones in
+:meth:`Transfers.landed`. No exception of a backend ends a lane.
 """
 
 from __future__ import annotations
@@ -23,24 +22,18 @@ from .storage import Storage
 from .ticket import LOAD, READ, SAVE, WRITE, Job, Route, Ticket
 
 ASK = "ask"
-"""The lane of questions to storage, and of news of hits."""
+"""The lane of lookups and touches."""
 
-_READ_SECONDS = 0.1  # one read should take at most so long ...
-_READ_SHARE = 1 / 4  # ... and at most this part of all, so that a store's slowness shows early ...
-_READ_LEAST = 0.005  # ... but at least so many seconds, or the calls cost more than the bytes
-_READ_BYTES = 1 << 20  # of one read, while nothing has been measured
+_READ_SECONDS = 0.1  # most for one read ...
+_READ_SHARE = 1 / 4  # ... and at most this part of all, so that a slow store shows early ...
+_READ_LEAST = 0.005  # ... but at least this, or calls cost more than bytes
+_READ_BYTES = 1 << 20  # of one read while speed is unknown
 
 
 class Transfers:
-    """The lanes between two media and a store. The scheduler's thread only, but for :meth:`close`.
+    """The lanes between media and store. Scheduler's thread only, except :meth:`close`.
 
-    Args:
-        schema: what the groups are.
-        media: device and host bytes.
-        store: the storage tier, or None for none.
-        lane: makes a lane; tests give one that they step by hand.
-        stall_seconds: a storage call that takes longer trips the breaker.
-    """
+    A storage call that takes longer than ``stall_seconds`` trips the breaker."""
 
     def __init__(
         self,
@@ -72,11 +65,11 @@ class Transfers:
             "touch": asking,
             "read": partial(_give_up, self._moving[READ], self._landed),
             "write": partial(_give_up, self._moving[WRITE], self._landed),
-        }  # by verb of the store: fails the jobs that wait behind a call of it
+        }  # by verb of the store: fail the jobs that wait behind its call
 
     @property
     def idle(self) -> bool:
-        """No job is under way."""
+        """No job is in flight."""
         return not self.tickets and not self._asked
 
     @property
@@ -85,11 +78,11 @@ class Transfers:
         return len(self._asked)
 
     def listen(self, callback: Callable[[], None]) -> None:
-        """Call ``callback``, on any thread, whenever a job came back: see :meth:`landed`."""
+        """Call ``callback``, on any thread, whenever a job is done: see :meth:`landed`."""
         self._listener.callback = callback
 
     def submit(self, ticket: Ticket) -> None:
-        """Start a transfer. While the breaker is open, storage's routes fail at once."""
+        """Start a transfer. While the breaker is open, reads and writes fail at once."""
         route = ticket.route
         ticket.submitted = time.monotonic()
         ticket.left = sum(
@@ -107,7 +100,7 @@ class Transfers:
         self._moving[route].submit(ticket)
 
     def ask(self, inquiry: Inquiry) -> None:
-        """Ask storage. While the breaker is open, the inquiry fails at once."""
+        """Start an inquiry. While the breaker is open, it fails at once."""
         self._asked.append(inquiry)
         if self.storage.usable:
             self._asking.submit(inquiry)
@@ -116,10 +109,10 @@ class Transfers:
             self._answered.put(inquiry)
 
     def landed(self) -> Iterator[Job]:
-        """Jobs that came back since the last call. Each is under way until it is taken.
+        """Collect finished jobs; each stays in flight until it is yielded.
 
-        Where the end of a job was interrupted, an inquiry comes again, and is ended again; what a
-        ticket left half done the audit mends."""
+        An inquiry whose end was interrupted comes again. A ticket does not: the audit mends what it
+        left half done."""
         for verb in self.storage.hung():
             self._behind[verb]()
         for ticket in self._landed.taken():
@@ -143,7 +136,7 @@ class Transfers:
         return self.speeds[route].seconds(size + max(self.behind(route).values(), default=0))
 
     def read_bytes(self, total: int) -> float:
-        """How many of ``total`` bytes one ticket should read."""
+        """Bytes that one ticket should read of ``total``."""
         pace = self.speeds[READ].seconds(1)
         if not pace:
             return _READ_BYTES
@@ -160,7 +153,7 @@ class Transfers:
 
 
 def _give_up(lane: Lane[J], inbox: Inbox[J]) -> None:
-    """The jobs that a lane has not begun fail."""
+    """Fail the jobs that a lane has not begun."""
     for job in lane.withdraw():
         job.fail()
         inbox.put(job)

@@ -1,36 +1,33 @@
-"""Token runs to page ids: a radix tree and nothing else.
+"""A radix tree from token runs to page ids.
 
-A node holds a run of whole pages: their tokens as raw little-endian int32 bytes, and their ids.
-One ``memcmp`` compares a run. The tree knows neither what a page holds, nor where, nor for how
-long: the page table keeps that by page id, so a split moves no state.
+A node holds a run of whole pages: their tokens as little-endian int32 bytes, which one ``memcmp``
+compares, and their ids. The page table keeps all state by page id, so a split moves no state.
 
-Splits, in pages: a letter is a page's tokens, ``first`` the depth of a node's first page. One
-prompt, ABCDE, is one node, which grows in place while its request generates::
+Splits: a letter is a page's tokens, ``first`` the depth of a node's first page. One prompt, ABCDE,
+is one node, which grows in place while its request generates::
 
     root -- A --> [A B C D E]
                   first 0
 
-``insert(parent=(C, 2), raw=XY)``: the new pages follow C, which is inside the node.
+``insert(parent=(C, 2), raw=XY)`` adds pages after C, inside the node:
 
-1. ``Node.cut`` takes what follows C off the node. The node stays the child of its parent, under
-   the same key::
+1. ``Node.cut`` removes the pages after C; the node keeps its parent and key::
 
     root -- A --> [A B C]                 raw and ids of D E are in hand
 
-2. ``_split`` makes a node of that, gives it the children that the node had, and makes it the
-   node's only child. ``_assign`` points the pages D and E at it::
+2. ``_split`` makes of them the node's only child, which takes over the node's children.
+   ``_assign`` points D and E at it::
 
     root -- A --> [A B C] --- D --> [D E] --> its children
                   first 0           first 3
 
-3. ``insert`` adds the second child. X is its key: no two children begin with the same page::
+3. ``insert`` adds a second child under its key X; no two children begin with the same page::
 
     root -- A --> [A B C] -+- D --> [D E]
                            +- X --> [X Y]
                   first 0           first 3
 
-``cut`` of page X reverses it: ``_unlink`` removes [X Y], and [A B C] takes over the tokens, ids and
-children of the only child that is left. Chains coalesce, and each token is stored once.
+``cut`` of page X reverses it: ``_unlink`` removes [X Y], and [A B C] absorbs its only child.
 """
 
 from __future__ import annotations
@@ -72,7 +69,7 @@ class Node:
         return self._ids.item(at)
 
     def grow(self, raw: Raw | bytearray, ids: Ids) -> None:
-        """Append pages, in amortised constant time each."""
+        """Append pages, each in amortised constant time."""
         end = self.size + len(ids)
         if end > len(self._ids):
             grown = np.empty(max(self.size + self.size // 8, end), dtype=np.intp)
@@ -83,7 +80,7 @@ class Node:
         self.raw += raw
 
     def cut(self, at: int, page_bytes: int) -> tuple[bytearray, Ids]:
-        """Remove and return the tokens and ids from the ``at``-th page on."""
+        """Remove and return tokens and ids from the ``at``-th page on."""
         tail = self.raw[at * page_bytes :], self.ids[at:].copy()
         del self.raw[at * page_bytes :]
         self.size = at
@@ -99,20 +96,18 @@ class Tree:
         self._node: NDArray[np.object_] = np.empty(0, dtype=object)  # by page id
 
     def match(self, root: bytes, raw: Raw) -> Ids:
-        """Ids of the longest stored run of pages that ``raw`` begins with, below a root key."""
+        """Ids of the longest prefix of ``raw`` that is stored below a root key."""
         node = self._roots.get(root)
         return NO_IDS if node is None else self._walk(node, 0, raw)
 
     def below(self, page: int, depth: int, raw: Raw) -> Ids:
-        """Ids of the longest stored run that follows ``page`` (at ``depth``) and begins ``raw``."""
+        """Ids of the longest prefix of ``raw`` that is stored after ``page`` (at ``depth``)."""
         node = self._node[page]
         return self._walk(node, depth + 1 - node.first, raw)
 
     def insert(self, root: bytes, parent: tuple[int, int] | None, raw: Raw, ids: Ids) -> None:
-        """Add pages below ``parent``, a (page id, depth) pair, or at the root if it is None.
-
-        The first page of ``raw`` must not be there yet: see :meth:`match` and :meth:`below`.
-        """
+        """Add pages after ``parent``, a (page id, depth) pair or None for the root, where the first
+        page of ``raw`` must not exist yet."""
         if parent is None:
             node = self._roots.get(root)
             if node is None:
@@ -135,7 +130,7 @@ class Tree:
         self._assign(ids, node)
 
     def cut(self, pages: Ids, depths: NDArray[np.int32]) -> Ids:
-        """Remove ``pages`` (at ``depths``) and everything below them; returns all removed ids."""
+        """Remove ``pages`` (at ``depths``) and their subtrees; returns all removed ids."""
         removed = [NO_IDS]
         order = np.argsort(depths, kind="stable")
         for page, depth in zip(pages[order].tolist(), depths[order].tolist(), strict=True):
@@ -166,8 +161,7 @@ class Tree:
         return node is not None and not node.kids and depth == node.first + node.size - 1
 
     def _walk(self, node: Node, at: int, raw: Raw) -> Ids:
-        """Follow ``raw`` from the ``at``-th page of ``node`` on. Returns a new array of the ids
-        on the way."""
+        """Follow ``raw`` from the ``at``-th page of ``node``; returns a new array of the ids."""
         view, size, done, runs = memoryview(raw), self.page_bytes, 0, []
         left = len(view) // size
         while left:
@@ -191,7 +185,7 @@ class Tree:
         return np.concatenate(runs) if runs else NO_IDS
 
     def _split(self, node: Node, at: int) -> None:
-        """Make the ``at``-th page and those that follow it a child of their own."""
+        """Move the pages from the ``at``-th on into a child."""
         kids = node.kids
         raw, ids = node.cut(at, self.page_bytes)
         low = Node(node.first + at, bytes(raw[: self.page_bytes]), raw, ids, node)
@@ -202,7 +196,7 @@ class Tree:
         self._assign(ids, low)
 
     def _unlink(self, node: Node) -> None:
-        """Remove a whole node from its parent, which takes over an only child that is left."""
+        """Remove a node from its parent, which then absorbs an only child."""
         parent = node.parent
         if parent is None:
             raise InvariantError("a root was cut")
@@ -218,7 +212,7 @@ class Tree:
             del self._roots[parent.key]
 
     def _assign(self, ids: Ids, node: Node) -> None:
-        """Note that these pages are in ``node`` now."""
+        """Note that these pages are in ``node``."""
         try:
             self._node[ids] = node
         except IndexError:
@@ -227,7 +221,7 @@ class Tree:
             self._node[ids] = node
 
     def walk(self) -> Iterator[tuple[bytes, Node]]:
-        """Every node with its root's key, roots left out."""
+        """Every node except roots, with its root's key."""
         for name, root in self._roots.items():
             for node in _descendants(root):
                 yield name, node
@@ -240,7 +234,7 @@ class Tree:
             if parent is None or parent.kids.get(node.key) is not node:
                 raise InvariantError("a node is not among its parent's children")
             if node.key != node.raw[: self.page_bytes]:
-                raise InvariantError("a node is found by other tokens than its own")
+                raise InvariantError("a node's key differs from its first page")
             if node.first != parent.first + parent.size or node.size == 0:
                 raise InvariantError("a node is empty or at the wrong depth")
             if len(node.raw) != node.size * self.page_bytes:

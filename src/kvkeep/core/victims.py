@@ -1,4 +1,4 @@
-"""Who is evicted first: the evictable pages of one group in one tier, in order."""
+"""Victims: the evictable pages of one group in one tier, in eviction order."""
 
 from __future__ import annotations
 
@@ -13,41 +13,40 @@ from .pages import PageTable, count
 Key = Callable[[Ids | slice], NDArray[np.int64]]
 Evictable = Callable[[Ids | slice], NDArray[np.bool_]]
 
-_SELECT, _LEAST = 0.02, 256  # share of a tier that one look for victims puts in order, and pages
+_SELECT, _LEAST = 0.02, 256  # of a tier's slots, and pages: what one scan sorts
 _MOST_OFFERED = 1 << 12
-_BLOCK, _SAMPLE = 1 << 15, 1 << 12  # pages looked at at a time; to guess where the share ends
+_BLOCK, _SAMPLE = 1 << 15, 1 << 12  # pages scanned at a time; pages sampled for the key limit
 _NO_KEYS = np.empty(0, dtype=np.int64)
 
 
 class Queue:
-    """Evictable pages of one group, in order, found a batch at a time.
+    """Evictable pages of one group in exact order, found a batch at a time.
 
-    One look at all pages puts the first 2% in order; they are taken from the front, each checked
-    again. Pages that become evictable later with a key inside the batch are merged in, so the
-    order is exact at every moment.
+    One scan of all pages sorts the first 2%; ``take`` checks each again. Pages that become
+    evictable later with a key inside the batch are merged in.
 
     Args:
         capacity: slots of the group in the tier.
-        key: int64 keys of pages; the lowest goes first.
-        evictable: whether each of these pages may lose its slot.
+        key: int64 keys of pages; the lowest is evicted first.
+        evictable: which pages may lose their slot.
     """
 
     def __init__(self, table: PageTable, capacity: int, key: Key, evictable: Evictable) -> None:
         self._table, self._capacity = table, capacity
         self._key, self._evictable = key, evictable
         self._pages, self._keys = NO_IDS, _NO_KEYS
-        self._offered: list[Ids] = []  # since pages were taken last
-        self._horizon = 0  # all evictable pages up to this key are in the batch, unless it is empty
+        self._offered: list[Ids] = []  # since the last ``take``
+        self._horizon = 0  # the batch, unless empty, has all evictable pages up to this key
 
     def offer(self, pages: Ids) -> None:
-        """These may have become evictable."""
+        """Note pages that may have become evictable or go earlier now."""
         if len(self._pages) and len(pages):
             self._offered.append(pages)
             if len(self._offered) > _MOST_OFFERED:  # nobody has taken any for long: begin anew
                 self._pages, self._keys, self._offered = NO_IDS, _NO_KEYS, []
 
     def take(self, most: int) -> Ids:
-        """At most ``most`` pages that go first, in order, out of the batch."""
+        """Remove and return the first pages, up to ``most``, in order."""
         if self._offered:
             self._merge(np.concatenate(self._offered))
             self._offered = []
@@ -55,7 +54,7 @@ class Queue:
             pages, keys = self._first(most)
             fit = self._evictable(pages)
             good = fit & (self._key(pages) == keys)
-            if count(good) < count(fit):  # some go later now, perhaps before others of the batch
+            if count(good) < count(fit):  # some keys have risen: sort them in again
                 self._merge(pages[fit])
             elif count(good):
                 victims: Ids = pages[good]
@@ -63,13 +62,13 @@ class Queue:
         return self._first(most)[0] if self._refill(most) else NO_IDS
 
     def _first(self, most: int) -> tuple[Ids, NDArray[np.int64]]:
-        """Take them out of the batch, with their keys."""
+        """Take pages and their keys out of the batch."""
         pages, keys = self._pages[:most], self._keys[:most]
         self._pages, self._keys = self._pages[most:], self._keys[most:]
         return pages, keys
 
     def _refill(self, least: int) -> bool:
-        """Look at all pages, a block that stays in a core's cache at a time."""
+        """Scan all pages, in blocks that fit a core's cache."""
         rows, wanted = self._table.rows, int(_SELECT * self._capacity)
         limit = self._limit(rows, max(least, wanted, _LEAST))
         found = [(NO_IDS, _NO_KEYS)]
@@ -85,7 +84,7 @@ class Queue:
         return len(pages) > 0
 
     def _limit(self, rows: int, wanted: int) -> int:
-        """A key that about ``wanted`` evictable pages have, or a lower one; from a sample."""
+        """A key that about ``wanted`` evictable pages do not exceed, from a sample."""
         every = -(-rows // _SAMPLE) or 1
         pages = np.arange(0, rows, every)
         keys = np.sort(self._key(pages[self._evictable(pages)]))
@@ -93,7 +92,7 @@ class Queue:
         return int(keys[index]) if index < len(keys) else np.iinfo(np.int64).max
 
     def _merge(self, pages: Ids) -> None:
-        """Put those that go before the horizon in their places, each once."""
+        """Sort pages up to the horizon into the batch, each once."""
         keys = self._key(pages)
         late = keys <= self._horizon
         if count(late):
