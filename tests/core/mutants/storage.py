@@ -102,7 +102,7 @@ MUTANTS = [
         "core/storage.py",
         "            if now - since > self._stall_seconds:\n",
         "            if False:\n",
-        killer="?",
+        killer="test_storage.py: takes_long_is_noticed",
     ),
     Mutant(
         "one stall counts with every look",
@@ -110,7 +110,7 @@ MUTANTS = [
         "core/storage.py",
         "                if not self.breaker.open:\n                    self._faults",
         "                if True:\n                    self._faults",
-        killer="?",
+        killer="test_storage.py: takes_long_is_noticed",
     ),
     Mutant(
         "a call that ended hangs",
@@ -118,7 +118,7 @@ MUTANTS = [
         "core/storage.py",
         "                self._calling.pop(verb, None)\n",
         "                pass\n",
-        killer="?",
+        killer="test_storage.py: takes_long_is_noticed",
     ),
     Mutant(
         "groups share their names",

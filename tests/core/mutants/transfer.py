@@ -11,8 +11,7 @@ MUTANTS = [
         "core/transfer.py",
         "            self._behind[verb]()\n",
         "            pass\n",
-        killer="test_storage.py: frees_the_queue",
-        slow=True,
+        killer="test_transfer.py: is_given_up",
     ),
     Mutant(
         "a transfer that storage refuses never comes back",
@@ -28,7 +27,7 @@ MUTANTS = [
         "core/transfer.py",
         "            inquiry.fail()\n            self._answered.put(inquiry)\n",
         "            inquiry.fail()\n",
-        killer="?",
+        killer="test_transfer.py: question_that_storage_cannot",
     ),
     Mutant(
         "a job that was given up is not reported",
@@ -36,8 +35,7 @@ MUTANTS = [
         "core/transfer.py",
         "        job.fail()\n        inbox.put(job)\n",
         "        job.fail()\n",
-        killer="test_storage.py: frees_the_queue",
-        slow=True,
+        killer="test_transfer.py: is_given_up",
     ),
     Mutant(
         "answers are not counted",
