@@ -7,7 +7,7 @@ from real_lanes import nothing, until
 from schemas import TWO
 
 from kvkeep.core.cache import Cache
-from kvkeep.core.lanes import ThreadLane
+from kvkeep.core.lanes import Inbox, Listener, ThreadLane
 from kvkeep.core.policy import Policy
 from kvkeep.core.ticket import LOAD, READ, SAVE, WRITE, Route, Ticket
 from kvkeep.core.touches import Touches
@@ -166,3 +166,20 @@ def test_a_listener_that_exits_leaves_a_request_be() -> None:
             assert heard.acquire(timeout=60)
             cache.evict("device")
             cache.evict("host")
+
+
+def test_an_inbox_wakes_whoever_listens_when_the_job_is_there() -> None:
+    listener, found = Listener(), []
+    inbox: Inbox[Ticket] = Inbox(listener)
+    inbox.put(first := Ticket(SAVE, [], nothing))
+    listener.callback = lambda: found.extend(inbox.taken())
+    inbox.put(second := Ticket(SAVE, [], nothing))
+    assert found == [first, second]
+
+
+def test_a_listener_that_exits_ends_no_inbox() -> None:
+    listener = Listener()
+    listener.callback = panics
+    inbox: Inbox[Ticket] = Inbox(listener)
+    inbox.put(job := Ticket(SAVE, [], nothing))
+    assert list(inbox.taken()) == [job]

@@ -151,3 +151,15 @@ def test_a_prefetch_that_breaks_is_waited_for_by_nobody(monkeypatch: pytest.Monk
     w.cache.check()
     for each in (request, other):
         assert w.admit(each)
+
+
+def test_nobody_waits_for_storage_that_goes_out() -> None:
+    """Whether it is asked or read; what comes of that later is there for others."""
+    w = in_storage([1] * 9, [2] * 9)
+    reading = answered(w, [1] * 9)
+    asking = w.arrive([2] * 9)
+    for request in (reading, asking):
+        assert not w.cache.ready(request.prefetch)
+    w.outage(True)
+    for request in (reading, asking):
+        assert w.cache.ready(request.prefetch)

@@ -1,5 +1,7 @@
 """The store as lanes see it: bounded calls, failures, hangs, and the circuit breaker."""
 
+from collections import Counter
+
 import pytest
 from real_lanes import Gate, ids, nothing, until
 from schemas import TWO
@@ -7,10 +9,11 @@ from schemas import TWO
 from kvkeep.core import breaker as breaker_room
 from kvkeep.core import storage as storage_room
 from kvkeep.core.breaker import Breaker
+from kvkeep.core.storage import Storage
 from kvkeep.core.ticket import READ, SAVE, WRITE, Move, Ticket
 from kvkeep.core.touches import Touches
 from kvkeep.core.transfer import Transfers
-from kvkeep.testing.fakes import TruthMedia
+from kvkeep.testing.fakes import DictStore, TruthMedia
 
 
 def test_a_store_that_raises_is_left_alone_for_a_while(bench) -> None:
@@ -184,3 +187,24 @@ def test_a_trip_opens_it_at_once(now) -> None:
     breaker = Breaker(failures=99)
     breaker.failure(trip=True)
     assert breaker.open
+
+
+def test_a_call_that_takes_long_is_noticed_and_counts_once(now) -> None:
+    faults: Counter[str] = Counter()
+    store, hung = DictStore(), []
+    storage = Storage(TWO, store, 10.0, faults)
+
+    def touch(keys) -> None:
+        for _ in range(3):
+            now[0] += 6.0
+            hung.append(storage.hung())
+            now[0] -= 6.0 if len(hung) > 1 else 0.0  # the breaker stays open
+
+    store.touch = touch
+    storage.touch(storage.names(0, [bytes(32)]))
+    assert hung == [[], ["touch"], ["touch"]]
+    assert faults == {"stall": 1}
+    assert storage.breaker.trips == 1
+    now[0] += 60.0
+    assert storage.hung() == [], "it has ended"
+    assert storage.usable

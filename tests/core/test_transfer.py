@@ -3,15 +3,19 @@
 import threading
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
-from real_lanes import Gate, until
+from real_lanes import Gate, nothing, until
 from schemas import TWO
 
 from kvkeep.core import lane_work
-from kvkeep.core.ticket import LOAD, READ, SAVE, WRITE, Route
+from kvkeep.core.lookup import Lookup
+from kvkeep.core.presence import HitRule, Presence
+from kvkeep.core.ticket import LOAD, READ, SAVE, WRITE, Move, Route, Ticket
 from kvkeep.core.touches import Touches
+from kvkeep.core.transfer import Transfers
 from kvkeep.schema import Closed
-from kvkeep.testing.fakes import JUNK
+from kvkeep.testing.fakes import JUNK, DictStore, ManualQueue, TruthMedia
 
 
 def test_around_all_tiers(bench) -> None:
@@ -135,6 +139,50 @@ def test_closing_does_not_wait_for_a_call_that_hangs(bench) -> None:
     assert b.store.inside == 1, "it waited for the call"
 
 
+def by_hand() -> tuple[Transfers, ManualQueue]:
+    """Transfers whose lanes are stepped by hand."""
+    queue = ManualQueue()
+    media = TruthMedia([4, 4], [4, 4])
+    transfers = Transfers(TWO, media, DictStore(), lambda _, *both: queue.lane(*both))
+    return transfers, queue
+
+
+def asks(transfers: Transfers) -> Lookup:
+    """A question about one page."""
+    names = [transfers.storage.names(g, [bytes(32)]) for g in range(2)]
+    memory = Presence(HitRule(TWO.groups, strict=True), np.zeros((2, 1), dtype=bool))
+    transfers.ask(lookup := Lookup(names, memory, nothing))
+    return lookup
+
+
+def test_what_waits_behind_a_call_that_hangs_is_given_up(monkeypatch) -> None:
+    """And comes back; what waits for other calls goes on."""
+    transfers, queue = by_hand()
+    pages = np.zeros(1, np.int32)
+    read, write = (
+        Ticket(route, [Move(0, pages, [], pages, pages)], nothing) for route in (READ, WRITE)
+    )
+    for ticket in (read, write):
+        transfers.submit(ticket)
+    question = asks(transfers)
+    monkeypatch.setattr(transfers.storage, "hung", lambda: ["read"])
+    assert list(transfers.landed()) == [read]
+    assert not read.moves[0].landed.any()
+    monkeypatch.setattr(transfers.storage, "hung", lambda: ["touch"])
+    assert list(transfers.landed()) == [question]
+    assert transfers.tickets == queue.queue == [write]
+    assert transfers.inquiries == 0
+
+
+def test_a_question_that_storage_cannot_answer_comes_back_at_once() -> None:
+    transfers, queue = by_hand()
+    transfers.storage.breaker.failure(trip=True)
+    question = asks(transfers)
+    assert not queue.queue
+    assert list(transfers.landed()) == [question]
+    assert question.found.usable() == 0
+
+
 # --- speeds of reads and loads
 
 
@@ -186,6 +234,14 @@ def test_the_speed_of_reads_is_measured_and_bounds_them(bench) -> None:
     b.submit(LOAD, b.move(0, 1))
     b.landed(1)
     assert b.transfers.seconds(LOAD, 1) > 0
+
+
+def test_a_record_that_is_not_there_tells_no_speed(bench) -> None:
+    """Else a store that lacks what it seems to have looks fast."""
+    b = bench()
+    b.submit(READ, b.move(0, 1))
+    assert not b.landed(1)[0].moves[0].landed.any()
+    assert b.transfers.seconds(READ, 1) is None
 
 
 @pytest.mark.parametrize(

@@ -35,4 +35,20 @@ MUTANTS = [
         "priority",
         killer="test_policies.py: priority_keeps or leaf_first",
     ),
+    Mutant(
+        "eviction ignores pins",
+        "a slot goes while a request or a lane uses it",
+        "core/pages.py",
+        "        fit &= self.pins[tier, group][ids] == ZERO\n",
+        "",
+        killer="test_tier.py: pinned_row_stays",
+    ),
+    Mutant(
+        "what is dying is evicted",
+        "whoever still uses its slot reads another page's bytes",
+        "core/pages.py",
+        "self.idle(tier, group, ids) & ~self.dying[ids]",
+        "self.idle(tier, group, ids)",
+        killer="test_tier.py: dying",
+    ),
 ]

@@ -21,4 +21,12 @@ MUTANTS = [
         "computing < 0 * seconds",
         killer="test_recompute.py: computes_faster",
     ),
+    Mutant(
+        "measured speeds count though they must not",
+        "an operator who says never gets recomputed prompts",
+        "core/recompute.py",
+        'self.prefill.seconds(tokens) if self._policy.recompute == "auto" else None',
+        "self.prefill.seconds(tokens)",
+        killer="test_recompute.py: faster_is_not_read",
+    ),
 ]

@@ -13,14 +13,6 @@ MUTANTS = [
         "over = table.holds[ids] >= ZERO",
     ),
     Mutant(
-        "what is out of the tree keeps its slots while it is held",
-        "requests that wait hold a path, and with its slots of some groups all who come before",
-        "core/tier.py",
-        "row &= over | self.idle(group, pages)\n",
-        "row &= over\n",
-        killer="test_cache.py: path_that_ended",
-    ),
-    Mutant(
         "a page is retired under its copy",
         "a lane fills a slot that is somebody else's by now",
         "core/residency.py",
@@ -69,5 +61,13 @@ MUTANTS = [
         "        if self._trims:\n            self._trim(ids)\n",
         "",
         slow=True,
+    ),
+    Mutant(
+        "what somebody uses is dropped with what is idle",
+        "under write-back a request loses what it reads",
+        "core/residency.py",
+        "        self.drop(tier, group, pages[tier.evictable(group, pages)])\n",
+        "        self.drop(tier, group, pages)\n",
+        killer="?",
     ),
 ]

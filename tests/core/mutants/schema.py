@@ -13,13 +13,6 @@ MUTANTS = [
         "max(0, pages - 1)",
     ),
     Mutant(
-        "a hit ends at the first gap",
-        "a window's gap far back ends a hit that does not need it",
-        "schema.py",
-        "int(np.flatnonzero(fits)[-1])",
-        "int(np.cumprod(fits).sum()) - 1",
-    ),
-    Mutant(
         "keys do not chain",
         "two prompts with one page in common share its state",
         "schema.py",

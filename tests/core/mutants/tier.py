@@ -6,50 +6,11 @@ from . import Mutant
 
 MUTANTS = [
     Mutant(
-        "eviction ignores pins",
-        "a slot goes while a request or a lane uses it",
-        "core/tier.py",
-        "        fit &= self.table.pins[self.index, group][pages] == ZERO\n",
-        "",
-    ),
-    Mutant(
-        "victims are not checked again",
-        "a page that was used since it was chosen goes all the same",
-        "core/victims.py",
-        "            good = fit & (self._key(pages) == keys)\n",
-        "            good = fit\n",
-        killer="test_tier.py: used_since",
-    ),
-    Mutant(
-        "late comers wait for the next batch",
-        "an old page that was pinned outlives newer ones",
-        "core/victims.py",
-        "late = keys <= self._horizon",
-        "late = keys < 0",
-        killer="test_tier.py: late_comers",
-    ),
-    Mutant(
         "a second unpin frees a slot",
         "a scheduler is told of room that is in use",
         "core/tier.py",
         "self._busy[group] -= len(pages) - count(pinned)",
         "self._busy[group] -= len(pages)",
-    ),
-    Mutant(
-        "what is hit while it waits to be evicted leaves the line",
-        "what was hit more often goes before it",
-        "core/victims.py",
-        "self._merge(pages[fit])",
-        "self._merge(pages[good])",
-        killer="test_tier.py: victims_come",
-    ),
-    Mutant(
-        "late comers are merged by page",
-        "an old page that was pinned outlives newer ones",
-        "core/victims.py",
-        "np.lexsort((pages, keys))",
-        "np.lexsort((keys, pages))",
-        killer="test_tier.py: late_comers or goes_first",
     ),
     Mutant(
         "a broken row is not contained",
@@ -122,5 +83,13 @@ MUTANTS = [
         "            owner[:-1] = _FREE\n",
         "            owner[:-1][owner[:-1] >= 0] = _FREE\n",
         killer="test_cache.py: broke_reads_nothing",
+    ),
+    Mutant(
+        "what is out of the tree keeps its slots while it is held",
+        "requests that wait hold a path, and with its slots of some groups all who come before",
+        "core/tier.py",
+        "row &= over | self.table.idle(self.index, group, pages)\n",
+        "row &= over\n",
+        killer="test_cache.py: path_that_ended",
     ),
 ]

@@ -9,8 +9,9 @@ MUTANTS = [
         "namespaces share a root",
         "one tenant reads another's state from memory",
         "core/tree.py",
-        "root = self._roots.get(namespace)",
-        "root = next(iter(self._roots.values()), None)",
+        "        node = self._roots.get(root)\n        return NO_IDS",
+        "        node = next(iter(self._roots.values()), None)\n        return NO_IDS",
+        killer="test_tree.py: share_nothing",
     ),
     Mutant(
         "half a page matches",
