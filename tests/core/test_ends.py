@@ -85,6 +85,28 @@ def test_a_cache_that_is_dropped_ends_its_lanes(used: bool) -> None:
         assert not thread.is_alive()
 
 
+def test_an_owner_that_listens_and_is_dropped_ends_its_lanes() -> None:
+    """A listener leads back to the cache, as an engine's does: a lane must not keep it alive."""
+
+    class Owner:
+        def __init__(self) -> None:
+            self.cache = make(DictStore())
+            self.cache.listen(lambda: self.wake())
+
+        def wake(self) -> None: ...
+
+    before = lanes()
+    owner = Owner()
+    mine, gone = lanes() - before, weakref.ref(owner)
+    assert len(mine) == 5
+    del owner
+    gc.collect()
+    assert gone() is None
+    for thread in mine:
+        thread.join(30)
+        assert not thread.is_alive()
+
+
 # --- with the process
 
 START = """

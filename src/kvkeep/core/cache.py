@@ -36,7 +36,7 @@ from .recompute import Recompute
 from .residency import Residency
 from .slots import DeviceSlots
 from .touches import Touches
-from .transfer import Transfers
+from .transfer import Transfers, close_all
 
 _open: weakref.WeakSet[Transfers] = weakref.WeakSet()
 
@@ -81,7 +81,7 @@ class Cache:
         )
         self.transfers = Transfers(schema, self.media, store, lane, policy.stall_seconds)
         _open.add(self.transfers)
-        weakref.finalize(self, self.transfers.close, 0.0).atexit = False
+        weakref.finalize(self, close_all, self.transfers.closers, 0.0).atexit = False
         self._table, self._tree = residency.table, residency.tree
         self._leases: dict[int, Lease] = {}
         self._prefetches: dict[int, Prefetch] = {}
@@ -304,7 +304,15 @@ class Cache:
 
     def make_room(self, slots: list[int]) -> bool:
         """Free ``slots[g]`` device slots of each group ahead of need. False: some are not free yet,
-        because pages must be copied first or are in use."""
+        because pages must be copied first or are in use.
+
+        Raises:
+            RequestError: there are more or fewer groups.
+        """
+        if len(slots) != len(self.schema.groups):
+            raise RequestError(
+                f"{len(slots)} numbers of slots for {len(self.schema.groups)} groups"
+            )
         with self._audit.guard():
             return self._backup.make_room(slots)
         return False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Generic, Protocol, TypeVar
@@ -62,12 +63,13 @@ class Inbox(Generic[J]):
 
     def __init__(self, listener: Listener) -> None:
         self._jobs: deque[J] = deque()
-        self._listener = listener
+        self._listener = weakref.ref(listener)  # or a lane would keep alive whom it wakes
 
     def put(self, job: J) -> None:
         """Add a finished job."""
         self._jobs.append(job)
-        self._listener.wake()
+        if (listener := self._listener()) is not None:
+            listener.wake()
 
     def taken(self) -> Iterator[J]:
         """Yield the jobs that are in it now, and remove each when the next is asked for: a job

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import accumulate
 
@@ -59,6 +59,7 @@ class Transfers:
             for route, does in works.items()
         }
         self._asking: Lane[Inquiry] = lane(ASK, work.contained(ASK, work.ask), self._answered.put)
+        self.closers = (*(lane.close for lane in self._moving.values()), self._asking.close)
         asking = partial(_give_up, self._asking, self._answered)
         self._behind: dict[str, Callable[[], None]] = {
             "probe": asking,
@@ -146,10 +147,14 @@ class Transfers:
         """Carry out what is queued and stop the lanes. Any thread; idempotent.
 
         False: a lane is still at work, so the store must not be closed under it."""
-        end = time.monotonic() + timeout
-        lanes = (*(lane.close for lane in self._moving.values()), self._asking.close)
-        closed = [close(max(0.0, end - time.monotonic())) for close in lanes]
-        return all(closed)
+        return close_all(self.closers, timeout)
+
+
+def close_all(closers: Sequence[Callable[[float], bool]], timeout: float) -> bool:
+    """Call every lane's ``close``, with ``timeout`` seconds for all; whether all have ended."""
+    end = time.monotonic() + timeout
+    closed = [close(max(0.0, end - time.monotonic())) for close in closers]
+    return all(closed)
 
 
 def _give_up(lane: Lane[J], inbox: Inbox[J]) -> None:
