@@ -186,6 +186,23 @@ def test_a_duplicate_fills_holes() -> None:
     assert lease_of(w, A).lease.pages == 3
 
 
+@pytest.mark.parametrize("schema", [TWO, FOUR], ids=["two groups", "four groups"])
+def test_a_duplicate_of_what_is_being_loaded_stays_private(schema: Schema) -> None:
+    """Its row cannot be pinned yet: the bytes are not there. A window slides past it all the
+    same."""
+    w = world(schema)
+    request = lease_of(w, A)
+    serve(w, A)
+    w.empty(0)
+    other = w.arrive(A, ask=False)
+    assert w.admit(other)
+    assert not other.lease.ready
+    assert w.run(request, 7)
+    w.check()
+    assert w.inside.owned(request.lease, 0)[:3].all()
+    w.finish()
+
+
 def test_a_request_whose_path_left_the_tree_keeps_to_itself() -> None:
     w = world(device=8)
     request = lease_of(w, A)
@@ -315,6 +332,15 @@ def test_without_room_for_a_snapshot_its_page_goes_without() -> None:
     w.finish()
 
 
+def test_an_idle_snapshot_makes_room_for_the_next() -> None:
+    w = World(FIVE, [16, 16, 2, 16, 16], [16] * 5)
+    serve(w, A)
+    request = lease_of(w, [9] * 7)
+    assert w.run(request, 7)
+    assert (request.lease.slots("state") >= 0).tolist() == [False, False, True]
+    w.finish()
+
+
 def test_working_slots_do_not_cost_a_request_its_own_snapshot() -> None:
     """They are reserved after the hit is pinned, which leaves too few here."""
     w = World(FIVE, [16, 16, 2, 16, 16], [0] * 5)
@@ -427,6 +453,22 @@ def test_a_cache_without_a_page_of_every_kind_forgets_paths() -> None:
     assert len(w.table) <= 2 * (4 + 4)
 
 
+def test_a_path_that_came_to_nothing_is_forgotten() -> None:
+    """No group needs every page, and the bytes were lost while a request held the path."""
+    w = World(Schema(Identity("m"), P, (group("state", 1),)), [4], [4])
+    serve(w, [1] * 5)
+    w.restart()
+    request = w.arrive([1] * 5)
+    w.step("read")  # the probe
+    w.tick()
+    w.step("read", fault="raise")
+    w.tick()
+    assert len(w.table) == 2
+    w.release(request)
+    assert len(w.table) == 0
+    w.check()
+
+
 # --- the way down
 
 
@@ -459,7 +501,8 @@ def test_saving_evicts_only_for_what_it_saves() -> None:
     w.finish()
 
 
-def test_room_for_a_save_may_end_what_is_saved() -> None:
+@pytest.mark.parametrize("lost", [0, 1])
+def test_room_for_a_save_may_end_what_is_saved(lost: int) -> None:
     """Room for a page evicts its ancestor from the host, which the device has lost: both end."""
     w = world(device=3, host=1)
     request = lease_of(w, A)
@@ -468,7 +511,7 @@ def test_room_for_a_save_may_end_what_is_saved() -> None:
     assert w.run(request, 2)  # the first page is on the host, the second waits in line
     first = request.lease.path[:1]
     w.release(request)
-    w.cache.residency.drop(w.cache.residency.device, 0, first)
+    w.cache.residency.drop(w.cache.residency.device, lost, first)
     w.settle()
     assert not w.tree()
     assert w.cache.counts["unsaved_pages_total"] == 2
@@ -698,6 +741,23 @@ def test_a_load_that_fails_shortens_the_hit() -> None:
     assert request.lease.explanation.limited_by == "full"
     assert w.cache.counts["missed_loads_total"] == 9
     assert w.run(request, 7)
+    w.finish()
+
+
+def test_a_load_is_joined_by_whoever_needs_any_group_of_it() -> None:
+    """It brings the third page of one group, and the first page of the other."""
+    w = world()
+    serve(w, A)
+    w.evict(0, 0, 1)
+    device = w.cache.residency.device
+    w.cache.residency.drop(device, 1, np.array([w.tree()["", (1, 1)]]))
+    long, short = w.arrive(A, ask=False), w.arrive([1, 1, 9], ask=False)
+    for request in (long, short):
+        assert w.admit(request)
+        assert not request.lease.ready
+    assert len(w.lanes["load"].queue) == 1
+    w.settle()
+    assert (long.lease.pages, short.lease.pages) == (3, 1)
     w.finish()
 
 

@@ -379,3 +379,27 @@ def test_victims_of_an_eviction_that_broke_go_first() -> None:
     stumble(w)
     w.evict(0, 0, 1)
     w.evict(0, 0, 3)
+
+
+def test_pages_that_broke_are_dropped_once() -> None:
+    """And not those that get their ids later."""
+    w = World(TWO, [8, 8], [8, 8])
+
+    def compute(token: int) -> np.ndarray:
+        request = w.arrive([token] * 5, ask=False)
+        assert w.admit(request, 5)
+        assert w.run(request, 5)
+        path = request.lease.path
+        w.release(request)
+        w.settle()
+        return path
+
+    broken = compute(1)
+    with w.inside.audit.guard(broken):
+        raise InvariantError("planted")
+    w.cache.tick()
+    assert not w.tree()
+    assert set(compute(2)) == set(broken)
+    w.cache.tick()
+    assert len(w.tree()) == 2
+    w.cache.check()

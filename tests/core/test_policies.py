@@ -249,6 +249,18 @@ def test_what_storage_lacks_is_written_when_it_is_hit(policy: Policy) -> None:
     w.check()
 
 
+def test_what_storage_lacks_is_written_though_it_is_being_loaded() -> None:
+    w = world_of(Policy(), TWO, [8, 8], [8, 8])
+    serve(w, A)
+    w.store.records.clear()
+    w.inside.stored[:] = False
+    w.empty(0)
+    assert w.admit(w.arrive(A, ask=False))
+    assert w.lanes["load"].queue
+    assert in_line(w) == 3
+    w.finish()
+
+
 def test_under_write_back_a_hit_writes_nothing() -> None:
     w = world_of(BACK, ONE, [4], [4])
     serve(w, A)
@@ -351,6 +363,19 @@ def test_a_hit_promotes_and_gives_the_host_slot_back() -> None:
     assert (pages(w, 0, first), pages(w, 1, first)) == ([0, 1, 2], [])
 
 
+def test_a_hit_leaves_on_the_host_what_others_wait_with() -> None:
+    w = world_of(BACK, ONE, [4], [8])
+    first = serve(w, A)
+    w.cache.make_room([4])
+    w.settle()
+    waiting = w.arrive(A)
+    w.settle()
+    assert waiting.prefetch.pinned
+    serve(w, A)
+    assert (pages(w, 0, first), pages(w, 1, first)) == ([0, 1, 2], [0, 1, 2])
+    w.finish()
+
+
 def test_what_is_hit_while_it_leaves_stays() -> None:
     w = world_of(BACK, ONE, [4], [4])
     first = serve(w, A)
@@ -359,6 +384,42 @@ def test_what_is_hit_while_it_leaves_stays() -> None:
     assert w.admit(again, 0)
     w.settle()
     assert (pages(w, 0, first), pages(w, 1, first)) == ([0, 1, 2], [])
+    w.check()
+
+
+def test_room_for_a_hit_costs_not_the_hit() -> None:
+    """It is on the host, which is full: what makes room on the device has no place there."""
+    w = world_of(BACK, ONE, [4], [3])
+    first = serve(w, A)
+    w.cache.make_room([4])
+    w.settle()
+    serve(w, B)
+    assert pages(w, 1, first) == [0, 1, 2]
+    again = w.arrive(A, ask=False)
+    assert w.admit(again)
+    w.settle()
+    assert again.lease.pages == 3
+    assert w.cache.counts["unsaved_pages_total"] == 3, "all of the other prompt"
+    w.finish()
+
+
+def test_what_ends_as_the_host_makes_room_does_not_leave_twice() -> None:
+    """The host alone has the first page: with it all that is to leave the device is of no use."""
+    w = world_of(BACK, ONE, [4], [1])
+    w.outage(True)
+    first = serve(w, A)
+    w.inside.flush()
+    w.tick()
+    w.step("save")
+    w.tick()
+    assert pages(w, 1, first) == [0]
+    device = w.cache.residency.device
+    w.cache.residency.drop(device, 0, np.array([w.tree()[first.path(0)]]))
+    w.cache.make_room([4])
+    w.settle()
+    assert w.inside.free(0, 0) == 4
+    assert not w.tree()
+    assert not w.cache.counts["invariant_errors_total"]
     w.check()
 
 

@@ -163,3 +163,21 @@ def test_nobody_waits_for_storage_that_goes_out() -> None:
     w.outage(True)
     for request in (reading, asking):
         assert w.cache.ready(request.prefetch)
+
+
+def test_after_damage_the_share_is_what_prefetches_keep() -> None:
+    """What they pinned and still have, and what is being read for them."""
+    first, second = [1] * 17, [2] * 17  # 8 pages each, the share
+    w = in_storage(first, second)
+    one = answered(w, first)
+    w.inside.stumble(InvariantError("planted"))
+    other = answered(w, second)
+    assert taken(w) == 8, "more is read than prefetches may keep"
+    w.settle()
+    w.table.slot[1, 1, w.tree()["", (1, 1)]] = -1
+    w.inside.stumble(InvariantError("planted"))
+    w.cache.cancel(one.prefetch)
+    w.settle()
+    assert w.cache.ready(other.prefetch), "it waits for room that nobody has"
+    assert w.admit(other)
+    assert other.lease.pages == 8

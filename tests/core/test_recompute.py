@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections import Counter
 
@@ -227,6 +228,16 @@ def test_a_slow_store_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     w.settle()
     assert pages(w, 1, other) == [0, 1]
     w.check()
+
+
+def test_one_at_a_time_tries_a_slow_store() -> None:
+    w = stored(prompts=(A, B))
+    measured(w, "read", 60.0, 70.0)
+    w.inside.speed("read")._tried = -math.inf
+    assert w.cache.ready(answered(w).prefetch)
+    assert reading(w) == 6
+    assert w.cache.ready(answered(w, B).prefetch)
+    assert reading(w) == 6, "the first try is not back yet"
 
 
 # --- slow loads

@@ -39,6 +39,16 @@ def test_a_store_that_raises_is_left_alone_for_a_while(bench) -> None:
     assert b.transfers.faults[WRITE.name] == 3
 
 
+def test_failures_with_a_success_between_them_are_not_in_a_row(bench) -> None:
+    b = bench()
+    b.transfers.storage.breaker = Breaker(failures=2)
+    for fault in ("raise", "", "raise"):
+        b.store.fault = fault
+        b.submit(WRITE, b.move(0, 1))
+        b.landed(1)
+    assert b.transfers.storage.usable
+
+
 def test_a_store_that_hangs_trips_the_breaker_and_frees_the_queue(bench) -> None:
     """Jobs behind a hung call fail at once; the hung job itself lands when its call returns."""
     b = bench(Gate(), stall=0.05)
@@ -93,6 +103,7 @@ def test_calls_before_the_breaker_opened_count(bench, monkeypatch) -> None:
     )
     b.submit(WRITE, b.move(0, 1, 2, 3, 4, 5, 6))
     assert b.landed(1)[0].moves[0].landed.tolist() == [True] * 2 + [False] * 4
+    assert b.transfers.faults[WRITE.name] == 1, "after the second call none is made"
 
 
 def test_within_a_call_ancestors_are_written_last(bench, monkeypatch) -> None:

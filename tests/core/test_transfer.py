@@ -121,6 +121,18 @@ def test_groups_are_written_page_by_page(bench) -> None:
     ]
 
 
+def test_each_page_learns_what_became_of_it(bench) -> None:
+    """Though a store gets the records of a write in another order than the ticket has them."""
+    b = bench()
+    moves = [b.move(0, 0, 1, 2), b.move(1, 0, 1, 2)]
+    b.store.fault = "partial"
+    b.submit(WRITE, *moves)
+    b.landed(1)
+    for move in moves:
+        assert move.landed.tolist() == [key in b.store.records for key in move.keys]
+    assert len(b.store.records) == 3
+
+
 def test_closing_carries_out_what_is_queued(bench) -> None:
     b = bench()
     for slot in range(20):

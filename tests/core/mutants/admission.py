@@ -27,7 +27,7 @@ MUTANTS = [
         "core/admission.py",
         "        self._residency.stamp(path)\n",
         "",
-        killer="?",
+        killer="test_cache.py: of_two_hits",
     ),
     Mutant(
         "storage does not hear of hits in memory",
@@ -51,7 +51,7 @@ MUTANTS = [
         "core/admission.py",
         "            group.working + len(load) + (0",
         "            len(load) + (0",
-        killer="?",
+        killer="test_cache.py: do_not_cost",
     ),
     Mutant(
         "what is loaded needs no room",
@@ -59,7 +59,7 @@ MUTANTS = [
         "core/admission.py",
         "            group.working + len(load) + (0",
         "            group.working + (0",
-        killer="?",
+        killer="test_cache.py: refused_load",
     ),
     Mutant(
         "making room may evict what is to be loaded",
@@ -70,7 +70,7 @@ MUTANTS = [
         "        for g, load in loads:\n"
         "            self._host.unpin(g, load)\n",
         "            pass\n        room = self._backup.make_room(needs)\n",
-        killer="?",
+        killer="test_policies.py: costs_not_the_hit",
     ),
     Mutant(
         "a refused request keeps its sources",
@@ -156,7 +156,7 @@ MUTANTS = [
         "core/admission.py",
         "            self._backup.make_room(wishes)\n",
         "            pass\n",
-        killer="?",
+        killer="test_cache.py: idle_snapshot",
     ),
     Mutant(
         "a lease that breaks while it grows is kept",

@@ -70,7 +70,7 @@ MUTANTS = [
         "core/audit.py",
         "        if lease is not None:\n            pages = ",
         "        if lease is not None and isinstance(error, InvariantError):\n            pages = ",
-        killer="?interrupts",
+        killer="test_interrupts.py: mended and commit",
     ),
     Mutant(
         "a broken lease goes on with its slots",
@@ -86,7 +86,7 @@ MUTANTS = [
         "core/audit.py",
         "        contained = isinstance(error, InvariantError)\n",
         "        contained = True\n",
-        killer="?interrupts",
+        killer="test_interrupts.py: mended and release and not loading",
     ),
     Mutant(
         "an interrupt leaves the books as they are",
@@ -94,7 +94,7 @@ MUTANTS = [
         "core/audit.py",
         "        self._broken += [NO_IDS, *(pages if contained else ())]\n",
         "        self._broken += pages if contained else ()\n",
-        killer="?interrupts",
+        killer="test_interrupts.py: mended and release and not loading",
     ),
     Mutant(
         "pages that broke stay",
@@ -102,7 +102,7 @@ MUTANTS = [
         "core/audit.py",
         "        self._broken += [NO_IDS, *(pages if contained else ())]\n",
         "        self._broken += [NO_IDS]\n",
-        killer="?",
+        killer="test_mend.py: broke_are_dropped",
     ),
     Mutant(
         "what broke is mended in every call from then on",
@@ -110,7 +110,7 @@ MUTANTS = [
         "core/audit.py",
         "        self._broken.clear()\n",
         "",
-        killer="?",
+        killer="test_mend.py: broke_are_dropped",
     ),
     Mutant(
         "the share of the host is not counted anew",
@@ -118,7 +118,7 @@ MUTANTS = [
         "core/audit.py",
         "        self._share.reset([*kept, *((move.group, move.pages) for move in reads)])\n",
         "",
-        killer="?",
+        killer="test_prefetch.py: after_damage",
     ),
     Mutant(
         "a new count of the share forgets reads under way",
@@ -126,6 +126,6 @@ MUTANTS = [
         "core/audit.py",
         "        self._share.reset([*kept, *((move.group, move.pages) for move in reads)])\n",
         "        self._share.reset(kept)\n",
-        killer="?",
+        killer="test_prefetch.py: after_damage",
     ),
 ]

@@ -21,7 +21,7 @@ MUTANTS = [
         "            self._residency.make_room(host, group, int(np.count_nonzero(absent)))\n"
         "        for group, waiting in enumerate(lines):\n",
         "            self._residency.make_room(host, group, int(np.count_nonzero(absent)))\n",
-        killer="?",
+        killer="test_cache.py: room_for_a_save",
     ),
     Mutant(
         "only the last page is written through",
@@ -111,15 +111,15 @@ MUTANTS = [
         "core/backup.py",
         "            pages = pages[device.evictable(group, pages)]  # some may have ended\n",
         "",
-        killer="?",
+        killer="test_policies.py: ends_as_the_host",
     ),
     Mutant(
-        "a page is copied that ended with one above it",
-        "a copy departs from a slot that is free",
+        "what the host has no room for stays on the device",
+        "the device is full of pages that cannot be copied, and nothing is served any more",
         "core/backup.py",
-        "            down = down[device.evictable(group, down)]\n",
-        "",
-        killer="?",
+        "            self._leave(group, np.concatenate((pages[~absent], lost)))\n",
+        "            self._leave(group, pages[~absent])\n",
+        killer="test_policies.py: lacks_room_ancestors",
     ),
     Mutant(
         "no room is made ahead",

@@ -11,7 +11,7 @@ MUTANTS = [
         "core/cache.py",
         "            self.residency.stamp(lease.path)\n",
         "            self._table.used[:, lease.path[first:]] = self._table.tick()\n",
-        killer="?",
+        killer="test_cache.py: comes_back_from_every_tier and two and storage",
     ),
     Mutant(
         "committed pages are not held",
@@ -46,7 +46,7 @@ MUTANTS = [
         "                for move in ticket.moves if ticket.route.target == 0 else []:\n"
         "                    self.residency.device.drop(move.group, move.pages)\n"
         "            for g, slots in enumerate(lease.running):\n",
-        killer="?",
+        killer="test_loading.py: who_ends and two",
     ),
     Mutant(
         "holds are given back twice",
@@ -167,7 +167,7 @@ MUTANTS = [
         "core/cache.py",
         " and self.transfers.idle and self._touches.idle",
         " and self.transfers.idle",
-        killer="?",
+        killer="test_cache.py: idle_snapshot",
     ),
     Mutant(
         "a drain leaves what is on the device",

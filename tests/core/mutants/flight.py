@@ -11,7 +11,7 @@ MUTANTS = [
         "core/flight.py",
         "residency.tiers[route.source].pin(move.group, move.pages)",
         "residency.table.slot[route.source, move.group, move.pages]",
-        killer="?",
+        killer="test_cache.py: are_strangers",
     ),
     Mutant(
         "the source is not unpinned",
@@ -27,7 +27,7 @@ MUTANTS = [
         "core/flight.py",
         "            residency.table.hold(move.pages)\n",
         "",
-        killer="?",
+        killer="test_cache.py: one_token",
     ),
     Mutant(
         "what has landed is still held",
@@ -43,7 +43,7 @@ MUTANTS = [
         "core/flight.py",
         "                target.adopt(move.group, move.pages, slots, Residence.WRITING)\n",
         "                target.adopt(move.group, move.pages, slots, Residence.LIVE)\n",
-        killer="?",
+        killer="test_cache.py: one_token",
     ),
     Mutant(
         "what was lost is dropped before its waiters know",
@@ -54,7 +54,7 @@ MUTANTS = [
         "        for move in ticket.moves:\n            if route.target is not None:\n"
         "                residency.drop(residency.tiers[route.target], move.group, move.lost)\n"
         "        yield\n        for move in ticket.moves:\n",
-        killer="?",
+        killer="test_cache.py: record_that_is_gone",
     ),
     Mutant(
         "pages are let go before whoever waited took them",
@@ -67,7 +67,7 @@ MUTANTS = [
         "                residency.drop(residency.tiers[route.target], move.group, move.lost)\n"
         "            residency.unhold(move.pages)\n"
         "        yield\n",
-        killer="?",
+        killer="test_cache.py: record_that_is_gone",
     ),
     Mutant(
         "what was lost keeps its slot",
@@ -99,7 +99,7 @@ MUTANTS = [
         "core/flight.py",
         "residency.table.stored[move.group, move.arrived] = True",
         "residency.table.stored[move.group, move.pages] = True",
-        killer="?",
+        killer="test_policies.py: when_storage_went_out",
     ),
     Mutant(
         "every route counts as any other",
@@ -107,6 +107,6 @@ MUTANTS = [
         "core/flight.py",
         "for t in self._transfers.tickets if t.route is route)",
         "for t in self._transfers.tickets)",
-        killer="?",
+        killer="test_policies.py: though_it_is_being_loaded",
     ),
 ]

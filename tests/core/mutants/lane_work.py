@@ -67,7 +67,7 @@ MUTANTS = [
         "core/lane_work.py",
         "            flags[order] = self._storage.write(",
         "            flags[:] = self._storage.write(",
-        killer="?",
+        killer="test_transfer.py: what_became_of_it",
     ),
     Mutant(
         "of tickets that are merged only the last is copied",

@@ -27,7 +27,7 @@ MUTANTS = [
         "core/line.py",
         "            self._residency.unhold(page[None])\n",
         "            pass\n",
-        killer="?",
+        killer="test_policies.py: storage_is_back",
     ),
     Mutant(
         "a page that waits twice is taken twice",
@@ -35,6 +35,6 @@ MUTANTS = [
         "core/line.py",
         "        return waiting[first]\n",
         "        return waiting\n",
-        killer="?",
+        killer="test_policies.py: storage_is_back",
     ),
 ]

@@ -13,7 +13,7 @@ MUTANTS = [
         '                self._counts["missed_loads_total"] += len(move.lost)\n'
         "                clock = self._table.clocks[move.group]\n"
         "                self._table.used[clock, move.arrived] = self._table.tick()\n",
-        killer="?",
+        killer="test_cache.py: nobody_waits_for_any_more",
     ),
     Mutant(
         "a hit does not promote",
@@ -46,7 +46,7 @@ MUTANTS = [
         "core/loading.py",
         "            self._slots.pin(g, lease, ids[mine])\n",
         "            pass\n",
-        killer="?",
+        killer="test_loading.py: goes_on and two",
     ),
     Mutant(
         "the hit rule is not run again after a failed load",

@@ -11,6 +11,7 @@ MUTANTS = [
         "core/pages.py",
         "MANY = 2",
         "MANY = 1",
+        killer="test_cache.py: of_two_hits",
     ),
     Mutant(
         "a page does not know the one before",
@@ -26,6 +27,7 @@ MUTANTS = [
         "core/pages.py",
         "            row[ids] = _COLUMNS[name][1]\n",
         "            pass\n",
+        killer="test_pages.py: comes_back_fresh",
     ),
     Mutant(
         "a priority is that of the last request",

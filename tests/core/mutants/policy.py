@@ -11,5 +11,6 @@ MUTANTS = [
         "core/policy.py",
         "((1 << _DEPTH_BITS) - 1 - table.depth[ids])",
         "table.depth[ids]",
+        killer="test_tier.py: deepest",
     ),
 ]

@@ -31,7 +31,7 @@ MUTANTS = [
         "                self._pin(prefetch, g, pages)\n"
         "                here = self._table.where(0, g, path, Residence.LIVE)\n"
         "                self._residency.device.pin(g, path[here])\n",
-        killer="?",
+        killer="test_cache.py: path_that_ended",
     ),
     Mutant(
         "reads under way are not joined",

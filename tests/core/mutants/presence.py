@@ -19,7 +19,7 @@ MUTANTS = [
         "core/presence.py",
         "            pages = int(every.argmin())\n",
         "            pages = int(every.sum())\n",
-        killer="?",
+        killer="test_presence.py: test_the_hit_rule",
     ),
     Mutant(
         "a hit needs one page less of a window",
@@ -27,7 +27,7 @@ MUTANTS = [
         "core/presence.py",
         "missing[np.maximum(np.arange(pages + 1) - tail, 0)]",
         "missing[np.maximum(np.arange(pages + 1) - tail + 1, 0).clip(max=pages)]",
-        killer="?",
+        killer="test_cache.py: forgets_paths",
     ),
     Mutant(
         "a group that a hit may do without shortens it",
@@ -35,7 +35,7 @@ MUTANTS = [
         "core/presence.py",
         "self._counted_tails = [(g, tail) for g, tail in self._tails if counted[g]]",
         "self._counted_tails = self._tails",
-        killer="?",
+        killer="test_presence.py: test_the_hit_rule",
     ),
     Mutant(
         "a group that a hit may do without is named as its limit",
@@ -67,6 +67,6 @@ MUTANTS = [
         "core/presence.py",
         "        return Presence(self.rule, self.mask[:, :pages])\n",
         "        return self\n",
-        killer="?",
+        killer="test_presence.py: judged_alone",
     ),
 ]

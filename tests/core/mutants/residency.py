@@ -11,6 +11,7 @@ MUTANTS = [
         "core/residency.py",
         "over = table.holds[ids] == ZERO",
         "over = table.holds[ids] >= ZERO",
+        killer="test_cache.py: left_the_tree",
     ),
     Mutant(
         "a page is retired under its copy",
@@ -23,6 +24,7 @@ MUTANTS = [
         "                idle &= table.slot[tier.index, group][gone] != NO_SLOT\n"
         "                tier.drop(group, gone[idle])\n"
         "        self._reap(gone)\n",
+        killer="test_cache.py: two_loads",
     ),
     Mutant(
         "only first pages are retired",
@@ -30,6 +32,7 @@ MUTANTS = [
         "core/residency.py",
         "(above < 0) | ~table.dying[above]",
         "above < 0",
+        killer="test_cache.py: joins_a_read",
     ),
     Mutant(
         "what is half committed stays in the tree",
@@ -45,6 +48,7 @@ MUTANTS = [
         "core/residency.py",
         "        pages = tier.evict(group, count)\n        self._end(group, pages)\n",
         "        pages = tier.evict(group, count)\n",
+        killer="test_cache.py: path_that_ended",
     ),
     Mutant(
         "a path without slots is not trimmed",
@@ -52,7 +56,7 @@ MUTANTS = [
         "core/residency.py",
         "        elif self._trims:\n            self._trim(pages)\n",
         "",
-        slow=True,
+        killer="test_cache.py: forgets_paths",
     ),
     Mutant(
         "what was held is not trimmed",
@@ -60,7 +64,7 @@ MUTANTS = [
         "core/residency.py",
         "        if self._trims:\n            self._trim(ids)\n",
         "",
-        slow=True,
+        killer="test_cache.py: came_to_nothing",
     ),
     Mutant(
         "what somebody uses is dropped with what is idle",
@@ -68,6 +72,6 @@ MUTANTS = [
         "core/residency.py",
         "        self.drop(tier, group, pages[tier.evictable(group, pages)])\n",
         "        self.drop(tier, group, pages)\n",
-        killer="?",
+        killer="test_policies.py: others_wait_with",
     ),
 ]

@@ -11,6 +11,7 @@ MUTANTS = [
         "schema.py",
         "max(0, pages - self.tail)",
         "max(0, pages - 1)",
+        killer="test_cache.py: rejected_draft",
     ),
     Mutant(
         "keys do not chain",
@@ -18,6 +19,7 @@ MUTANTS = [
         "schema.py",
         "hashlib.sha256(parent)",
         "hashlib.sha256()",
+        killer="test_cache.py: limits_a_hit",
     ),
     Mutant(
         "namespaces share their keys",
@@ -25,5 +27,6 @@ MUTANTS = [
         "schema.py",
         'name = namespace.encode("utf-8", "surrogatepass")',
         'name = b""',
+        killer="test_cache.py: are_strangers",
     ),
 ]

@@ -11,6 +11,7 @@ MUTANTS = [
         "core/slots.py",
         "= 0\n        self._",
         "= self._table.clock\n        self._",
+        killer="test_cache.py: fills_holes",
     ),
     Mutant(
         "duplicates are kept",
@@ -18,6 +19,7 @@ MUTANTS = [
         "core/slots.py",
         "at[state == ABSENT], at[state == LIVE]",
         "at[state == ABSENT], at[:0]",
+        killer="test_cache.py: frees_its_own",
     ),
     Mutant(
         "duplicates are neither adopted nor pinned",
@@ -25,6 +27,7 @@ MUTANTS = [
         "core/slots.py",
         "        state = self._table.state[DEVICE, g][path[at]]\n",
         "        at = at[:0]\n        state = self._table.state[DEVICE, g][path[at]]\n",
+        killer="test_cache.py: frees_its_own",
     ),
     Mutant(
         "commit does not repoint",
@@ -32,7 +35,7 @@ MUTANTS = [
         "core/slots.py",
         "        lease.table[g, settled] = self._device.pin(g, path[settled])\n",
         "        self._device.pin(g, path[settled])\n",
-        killer="?",
+        killer="test_cache.py: frees_its_own",
     ),
     Mutant(
         "a duplicate's own slot is not freed",
@@ -48,6 +51,7 @@ MUTANTS = [
         "core/slots.py",
         "            at = at[np.isin(at, list(snapshots))]\n",
         "            pass\n",
+        killer="test_cache.py: was_not_taken",
     ),
     Mutant(
         "snapshots that hits will end at go first",
@@ -55,7 +59,7 @@ MUTANTS = [
         "core/slots.py",
         "            dead &= ~np.isin((shared + 1) * self._page_tokens, list(lease.lasting))\n",
         "            pass\n",
-        killer="?",
+        killer="test_cache.py: paths_part",
     ),
     Mutant(
         "no interim snapshots",
@@ -128,7 +132,7 @@ MUTANTS = [
         "core/slots.py",
         "        settled = at[state != WRITING]\n",
         "        settled = at\n",
-        killer="?",
+        killer="test_cache.py: of_what_is_being_loaded",
     ),
     Mutant(
         "private slots are not given back",
@@ -144,6 +148,6 @@ MUTANTS = [
         "core/slots.py",
         "        self._device.free(g, lease.table[g, at[own]])\n",
         "",
-        killer="?",
+        killer="test_cache.py: of_what_is_being_loaded and four",
     ),
 ]

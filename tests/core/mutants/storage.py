@@ -62,7 +62,7 @@ MUTANTS = [
         "core/storage.py",
         "            if self.breaker.open:\n                break\n",
         "",
-        killer="?",
+        killer="test_storage.py: before_the_breaker",
     ),
     Mutant(
         "what a store raises is no failure",
@@ -86,7 +86,7 @@ MUTANTS = [
         "core/storage.py",
         "                self.breaker.success()\n",
         "",
-        killer="?",
+        killer="test_storage.py: a_success_between",
     ),
     Mutant(
         "one flag counts for all records",

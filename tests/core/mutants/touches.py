@@ -43,7 +43,7 @@ MUTANTS = [
         "core/touches.py",
         '        """The call has returned."""\n        self._asking = False\n',
         '        """The call has returned."""\n',
-        killer="?",
+        killer="test_cache.py: refused_load",
     ),
     Mutant(
         "a call is as long as all hits",

@@ -75,7 +75,7 @@ MUTANTS = [
         "core/transfer.py",
         "            self.speeds[route].tried()\n",
         "            pass\n",
-        killer="?",
+        killer="test_recompute.py: tries_a_slow",
     ),
     Mutant(
         "a short prompt is read in many calls",

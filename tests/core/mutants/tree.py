@@ -19,7 +19,7 @@ MUTANTS = [
         "core/tree.py",
         "count = _common(node.raw, at * size, part) // size\n",
         "count = -(-_common(node.raw, at * size, part) // size)\n",
-        slow=True,
+        killer="test_tree.py: matches_whole",
     ),
     Mutant(
         "a split forgets who moved",
@@ -27,7 +27,7 @@ MUTANTS = [
         "core/tree.py",
         "low}\n        self._assign(ids, low)\n",
         "low}\n",
-        slow=True,
+        killer="test_tree.py: fork_splits",
     ),
     Mutant(
         "a cut leaves what is below",
@@ -52,6 +52,6 @@ MUTANTS = [
         "core/tree.py",
         "            self._assign(kid.ids, parent)\n",
         "",
-        slow=True,
+        killer="test_policies.py: leaf_first and lru",
     ),
 ]
