@@ -74,12 +74,13 @@ MUTANTS = [
         killer="test_mend.py: costs_its_page",
     ),
     Mutant(
-        "what breaks as a job lands is raised",
-        "the scheduler ends, and with it every request",
+        "what breaks as one job lands costs the others",
+        "jobs that came back with it are forgotten until the next tick, and its pages stay",
         "core/cache.py",
-        "            with self._audit.guard(*job.touched()):\n                job.finish()\n",
-        "            job.finish()\n",
-        killer="test_cache.py: bookkeeping_costs",
+        "                with self._audit.guard(*job.touched()):\n"
+        "                    job.finish()\n",
+        "                job.finish()\n",
+        killer="test_cache.py: two_loads",
     ),
     Mutant(
         "a tick leaves what broke in it",

@@ -90,9 +90,8 @@ MUTANTS = [
         "records that were not there count as read",
         "a store that lacks what it seems to have looks fast, and prompts wait for it",
         "core/lane_work.py",
-        "            speed.observe(self._land(ticket, flags), time.monotonic() - began)\n",
-        "            self._land(ticket, flags)\n"
-        "            speed.observe(ticket.left, time.monotonic() - began)\n",
+        "            speed.observe(self._land(ticket, flags), seconds)",
+        "            self._land(ticket, flags)\n            speed.observe(ticket.left, seconds)",
         killer="test_transfer.py: not_there_tells_no_speed",
     ),
 ]

@@ -25,16 +25,20 @@ MUTANTS = [
         "what comes back wakes nobody",
         "every stage of a hit waits for the next look at a clock",
         "core/lanes.py",
-        "        self._listener.wake()\n",
-        "",
+        "            listener.wake()\n",
+        "            pass\n",
         killer="test_lanes.py: wakes_whoever_listens",
     ),
     Mutant(
         "a listener is woken before the job is there",
         "it looks, finds nothing, and sleeps on",
         "core/lanes.py",
-        "        self._jobs.append(job)\n        self._listener.wake()\n",
-        "        self._listener.wake()\n        self._jobs.append(job)\n",
+        "        self._jobs.append(job)\n"
+        "        if (listener := self._listener()) is not None:\n"
+        "            listener.wake()\n",
+        "        if (listener := self._listener()) is not None:\n"
+        "            listener.wake()\n"
+        "        self._jobs.append(job)\n",
         killer="test_lanes.py: wakes_whoever_listens",
     ),
     Mutant(

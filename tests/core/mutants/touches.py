@@ -17,8 +17,8 @@ MUTANTS = [
         "the newest hits are dropped",
         "storage recycles what is used now, and keeps what was used long ago",
         "core/touches.py",
-        "self._hits.popleft()",
-        "self._hits.pop()",
+        "            self._pages -= len(self._hits.popleft().pages)\n",
+        "            self._pages -= len(self._hits.pop().pages)\n",
         killer="test_touches.py: oldest_hits",
     ),
     Mutant(
@@ -41,8 +41,8 @@ MUTANTS = [
         "storage is told once",
         "of all that is hit later it never hears",
         "core/touches.py",
-        '        """The call has returned."""\n        self._asking = False\n',
-        '        """The call has returned."""\n',
+        '        """Note that the call returned."""\n        self._asking = False\n',
+        '        """Note that the call returned."""\n',
         killer="test_cache.py: refused_load",
     ),
     Mutant(
@@ -81,8 +81,10 @@ MUTANTS = [
         "hits wait for storage that is out",
         "a cache does not rest until it is back",
         "core/touches.py",
-        "            self._hits.clear()\n            self._merged.clear()\n        if",
-        "            return\n        if",
+        "            self._hits.clear()\n"
+        "            self._merged.clear()\n"
+        "            self._pages = 0\n",
+        "            return\n",
         killer="test_touches.py: cannot_hear",
     ),
 ]
