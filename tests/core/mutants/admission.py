@@ -76,7 +76,9 @@ MUTANTS = [
         "a refused request keeps its sources",
         "the host can never evict what was to be loaded for it",
         "core/admission.py",
-        "        for g, load in loads:\n            self._host.unpin(g, load)\n        return room\n",
+        "        for g, load in loads:\n"
+        "            self._host.unpin(g, load)\n"
+        "        return room\n",
         "        return room\n",
         killer="test_cache.py: refused_load",
     ),

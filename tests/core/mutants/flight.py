@@ -49,7 +49,8 @@ MUTANTS = [
         "what was lost is dropped before its waiters know",
         "whoever waited shortens a hit whose pages have ended already",
         "core/flight.py",
-        "        yield\n        for move in ticket.moves:\n            if route.target is not None:\n"
+        "        yield\n        for move in ticket.moves:\n"
+        "            if route.target is not None:\n"
         "                residency.drop(residency.tiers[route.target], move.group, move.lost)\n",
         "        for move in ticket.moves:\n            if route.target is not None:\n"
         "                residency.drop(residency.tiers[route.target], move.group, move.lost)\n"
@@ -60,7 +61,8 @@ MUTANTS = [
         "pages are let go before whoever waited took them",
         "those that nobody else holds are gone when they are pinned",
         "core/flight.py",
-        "        yield\n        for move in ticket.moves:\n            if route.target is not None:\n"
+        "        yield\n        for move in ticket.moves:\n"
+        "            if route.target is not None:\n"
         "                residency.drop(residency.tiers[route.target], move.group, move.lost)\n"
         "            residency.unhold(move.pages)\n",
         "        for move in ticket.moves:\n            if route.target is not None:\n"

@@ -28,8 +28,8 @@ MUTANTS = [
         "loads under way are not joined",
         "a lease is ready while its pages are on their way",
         "core/loading.py",
-        "        lease.arriving += [one.arrival for one in self._flights.filling(LOAD, lease.path)]\n",
-        "",
+        "[one.arrival for one in self._flights.filling(LOAD, lease.path)]",
+        "[]",
         killer="test_cache.py: two_loads",
     ),
     Mutant(
