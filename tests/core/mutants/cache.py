@@ -55,7 +55,6 @@ MUTANTS = [
         "            self.residency.unhold(lease.path)\n",
         "            self.residency.unhold(lease.path)\n"
         "            self.residency.unhold(lease.path)\n",
-        killer="test_cache.py: partial_page",
     ),
     Mutant(
         "working slots leak",
