@@ -6,7 +6,6 @@ changed copy as a new interpreter would, without importing numpy, hypothesis and
 
 from __future__ import annotations
 
-import logging
 import multiprocessing
 import os
 import signal
@@ -18,7 +17,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 HERE = Path(__file__).parent
-SEEDS = 10
 PATIENCE = 240.0  # seconds for one run of killers
 
 FORKS = multiprocessing.get_context("forkserver")
@@ -83,17 +81,11 @@ def _fork(root: Path, killers: list[str], output: Path) -> None:
     paths = [str(root), str(HERE)]
     sys.path[:0] = paths
     os.environ["PYTHONPATH"] = os.pathsep.join(paths)  # of what a killer starts
-    if killers == ["walk"]:
-        import walks
+    import pytest
 
-        logging.disable()
-        walks.main(0, SEEDS)
-    else:
-        import pytest
-
-        modules, names = zip(*(killer.split(": ") for killer in killers), strict=True)
-        options = ["-x", "-q", "-p", "no:cacheprovider", "--hypothesis-profile=verdict"]
-        options += ["-o", f"pythonpath={root}", "-W", "ignore::pytest.PytestAssertRewriteWarning"]
-        files = [str((HERE / module).resolve()) for module in sorted(set(modules))]
-        chosen = " or ".join(f"({name})" for name in sorted(set(names)))
-        sys.exit(pytest.main([*options, *files, "-k", chosen]))
+    modules, names = zip(*(killer.split(": ") for killer in killers), strict=True)
+    options = ["-x", "-q", "-p", "no:cacheprovider", "--hypothesis-profile=verdict"]
+    options += ["-o", f"pythonpath={root}", "-W", "ignore::pytest.PytestAssertRewriteWarning"]
+    files = [str((HERE / module).resolve()) for module in sorted(set(modules))]
+    chosen = " or ".join(f"({name})" for name in sorted(set(names)))
+    sys.exit(pytest.main([*options, *files, "-k", chosen]))

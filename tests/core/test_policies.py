@@ -664,6 +664,13 @@ def test_priority_keeps_what_matters() -> None:
     assert order_of(w, requests) == [(0, 2), (1, 2), (1, 1), (1, 0), (0, 1), (0, 0)]
 
 
+def test_what_a_request_computes_has_its_priority() -> None:
+    w = world_of(Policy(eviction="priority"), ONE, [8], [8])
+    lease = w.cache.admit(np.array(A, np.int32), chunk=7, priority=5)
+    w.cache.commit(lease, np.array(A, np.int32))
+    assert w.table.priority[lease.path].tolist() == [5, 5, 5]
+
+
 def test_priorities_have_a_range() -> None:
     w = world_of(Policy(), ONE, [8], [0])
     for priority in (-1, 256):

@@ -195,3 +195,14 @@ def test_a_hit_in_memory_is_told_of() -> None:
     assert {key.page for key in told} == {key.tobytes() for key in again.keys[:3]}
     assert len(told) == 6
     assert told[-1].page == told[-2].page == again.keys[0].tobytes()
+
+
+def test_a_cache_is_not_idle_until_storage_knows_of_its_hits() -> None:
+    w = world_of(Policy(), TWO, [8, 8], [8, 8])
+    serve(w, A)
+    request = w.arrive(A, ask=False)
+    assert w.admit(request)
+    w.release(request)
+    assert not w.cache.idle
+    w.settle()
+    assert w.cache.idle

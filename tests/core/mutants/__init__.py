@@ -15,8 +15,8 @@ from pkgutil import iter_modules
 class Mutant:
     """An exact replacement in one file of the package.
 
-    ``killer`` names what must find it: "walk", or a test module, relative to ``tests/core``, and
-    an expression for ``pytest -k``: "test_tier.py: used_since".
+    ``killer`` names what must find it: a test module, relative to ``tests/core``, and an
+    expression for ``pytest -k``: "test_tier.py: used_since".
     """
 
     name: str
@@ -24,7 +24,7 @@ class Mutant:
     file: str  # of src/kvkeep
     old: str
     new: str
-    killer: str = "walk"
+    killer: str
     slow: bool = False  # to be found; left out by default
 
 

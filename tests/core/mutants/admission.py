@@ -169,14 +169,6 @@ MUTANTS = [
         killer="test_mend.py: lease_that_breaks and reserve",
     ),
     Mutant(
-        "a lease that breaks while it is admitted is kept",
-        "its slots belong to a request that was refused",
-        "core/admission.py",
-        "        with self._audit.guard(lease=lease):\n            self._table.hold(",
-        "        with self._audit.guard(lease.path):\n            self._table.hold(",
-        killer="test_cache.py: admission_that_breaks",
-    ),
-    Mutant(
         "an admitted request keeps its prefetch",
         "its share of host memory is never given back",
         "core/admission.py",

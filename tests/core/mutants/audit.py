@@ -113,14 +113,6 @@ MUTANTS = [
         killer="test_mend.py: broke_are_dropped",
     ),
     Mutant(
-        "the share of the host is not counted anew",
-        "prefetches wait for room that a broken one has left",
-        "core/audit.py",
-        "        self._share.reset([*kept, *((move.group, move.pages) for move in reads)])\n",
-        "",
-        killer="test_prefetch.py: after_damage",
-    ),
-    Mutant(
         "a new count of the share forgets reads under way",
         "prefetches take more of the host than they may",
         "core/audit.py",

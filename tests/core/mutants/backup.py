@@ -29,7 +29,7 @@ MUTANTS = [
         "core/backup.py",
         '        """These were committed."""\n',
         '        """These were committed."""\n        pages = pages[-1:]\n',
-        killer="test_cache.py: everything_committed",
+        killer="test_policies.py: waits_for_storage_waits",
     ),
     Mutant(
         "what was saved is not written",
@@ -45,7 +45,7 @@ MUTANTS = [
         "core/backup.py",
         "            for move in moves:\n                self._residency.unhold(move.pages)\n",
         "",
-        killer="test_cache.py: partial_page",
+        killer="test_cache.py: comes_back_from_every_tier and two and device",
     ),
     Mutant(
         "selective writes one hit late",

@@ -19,7 +19,7 @@ MUTANTS = [
         "core/cache.py",
         "            self._table.hold(lease.path[first:])\n",
         "",
-        killer="test_cache.py: partial_page",
+        killer="test_cache.py: comes_back_from_every_tier and two and device",
     ),
     Mutant(
         "committed pages keep priority zero",
@@ -27,7 +27,7 @@ MUTANTS = [
         "core/cache.py",
         "            self._table.rank(lease.path, lease.priority)\n",
         "",
-        killer="test_policies.py: priority_keeps",
+        killer="test_policies.py: has_its_priority",
     ),
     Mutant(
         "more is committed than there are slots for",
@@ -55,6 +55,7 @@ MUTANTS = [
         "            self.residency.unhold(lease.path)\n",
         "            self.residency.unhold(lease.path)\n"
         "            self.residency.unhold(lease.path)\n",
+        killer="test_cache.py: comes_back_from_every_tier and two and device",
     ),
     Mutant(
         "working slots leak",
@@ -71,15 +72,6 @@ MUTANTS = [
         "        with self._audit.guard():\n            self._backup.advance()\n",
         "        self._backup.advance()\n",
         killer="test_mend.py: costs_its_page",
-    ),
-    Mutant(
-        "what breaks as one job lands costs the others",
-        "jobs that came back with it are forgotten until the next tick, and its pages stay",
-        "core/cache.py",
-        "                with self._audit.guard(*job.touched()):\n"
-        "                    job.finish()\n",
-        "                job.finish()\n",
-        killer="test_cache.py: two_loads",
     ),
     Mutant(
         "a tick leaves what broke in it",
@@ -167,7 +159,7 @@ MUTANTS = [
         "core/cache.py",
         " and self.transfers.idle and self._touches.idle",
         " and self.transfers.idle",
-        killer="test_cache.py: idle_snapshot",
+        killer="test_touches.py: not_idle_until",
     ),
     Mutant(
         "a drain leaves what is on the device",

@@ -19,7 +19,7 @@ MUTANTS = [
         "core/flight.py",
         "                residency.tiers[route.source].unpin(move.group, move.pages)\n",
         "                pass\n",
-        killer="test_cache.py: partial_page",
+        killer="test_cache.py: comes_back_from_every_tier and two and device",
     ),
     Mutant(
         "what departs is not held",
@@ -35,7 +35,7 @@ MUTANTS = [
         "core/flight.py",
         "            residency.unhold(move.pages)\n",
         "",
-        killer="test_cache.py: partial_page",
+        killer="test_cache.py: comes_back_from_every_tier and two and device",
     ),
     Mutant(
         "what departs is believed to be there",

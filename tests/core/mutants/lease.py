@@ -22,14 +22,6 @@ MUTANTS = [
         killer="test_cache.py: two_loads",
     ),
     Mutant(
-        "a cut is found again where a chunk ended",
-        "chunks have no tokens, and the request stands still",
-        "core/lease.py",
-        "if cut > position)",
-        "if cut >= position)",
-        killer="test_cache.py: interim_snapshots",
-    ),
-    Mutant(
         "a prefetch that is done is waited for",
         "its request is never scheduled",
         "core/lease.py",

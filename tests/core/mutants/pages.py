@@ -43,7 +43,7 @@ MUTANTS = [
         "core/pages.py",
         "        fit &= self.pins[tier, group][ids] == ZERO\n",
         "",
-        killer="test_tier.py: pinned_row_stays",
+        killer="test_tier.py: late_comers or victims_come",
     ),
     Mutant(
         "what is dying is evicted",

@@ -235,14 +235,6 @@ MUTANTS = [
         killer="test_recompute.py: slow_store_is_tried",
     ),
     Mutant(
-        "an answer that comes too late starts a read",
-        "storage is read for a request that computes it already",
-        "core/prefetch.py",
-        "            if prefetch.phase is Phase.ASKING:\n                prefetch.found",
-        "            if True:\n                prefetch.found",
-        killer="test_recompute.py: question_that_takes_long",
-    ),
-    Mutant(
         "a question that takes long is waited for",
         "its request stands still while storage does not answer",
         "core/prefetch.py",
@@ -264,7 +256,7 @@ MUTANTS = [
         "core/prefetch.py",
         "            self._last = prefetch.serial\n",
         "",
-        killer="test_waiting_line.py: that_shrinks",
+        killer="test_waiting_line.py: has_its_turn",
     ),
     Mutant(
         "a prefetch takes more than there is room for",
@@ -273,14 +265,6 @@ MUTANTS = [
         "        while reach and any(n > m for",
         "        while False and any(n > m for",
         killer="test_cache.py: takes_what_fits",
-    ),
-    Mutant(
-        "a prefetch reads what a hit does not need",
-        "a window's dead pages evict what is of use",
-        "core/prefetch.py",
-        "        wanted = missing[:, :pages] & self._residency.rule.needed(pages)\n",
-        "        wanted = missing[:, :pages]\n",
-        killer="test_cache.py: evicts_only_for_what_it_reads",
     ),
     Mutant(
         "one waits for those behind it",

@@ -140,14 +140,6 @@ MUTANTS = [
         "core/slots.py",
         "                    self._device.free(g, has[mine])\n",
         "                    pass\n",
-        killer="test_cache.py: partial_page",
-    ),
-    Mutant(
-        "a window that slides keeps its private slots",
-        "a long request fills the device with snapshots that nobody took",
-        "core/slots.py",
-        "        self._device.free(g, lease.table[g, at[own]])\n",
-        "",
-        killer="test_cache.py: of_what_is_being_loaded and four",
+        killer="test_cache.py: comes_back_from_every_tier and two and device",
     ),
 ]

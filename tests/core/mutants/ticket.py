@@ -30,19 +30,11 @@ MUTANTS = [
         killer="test_cache.py: any_group_of_it",
     ),
     Mutant(
-        "a ticket counts the pages of all its groups as one's",
-        "writes of one group stop while another is slow",
-        "core/ticket.py",
-        " for move in self.moves if move.group == group)",
-        " for move in self.moves)",
-        killer="test_cache.py: half_of_the_host",
-    ),
-    Mutant(
         "a write fills slots of the host",
         "what is saved is free again as soon as it is written",
         "core/ticket.py",
         'WRITE = Route("write", HOST, None)',
         'WRITE = Route("write", None, HOST)',
-        killer="test_cache.py: partial_page",
+        killer="test_cache.py: comes_back_from_every_tier and two and device",
     ),
 ]

@@ -46,14 +46,6 @@ MUTANTS = [
         killer="test_cache.py: refused_load",
     ),
     Mutant(
-        "a call is as long as all hits",
-        "the questions of new requests wait behind it",
-        "core/touches.py",
-        "list(self._merged)[:CALL_RECORDS]",
-        "list(self._merged)",
-        killer="test_touches.py: one_at_a_time",
-    ),
-    Mutant(
         "storage hears of ancestors first",
         "it recycles the root before the leaf",
         "core/touches.py",
