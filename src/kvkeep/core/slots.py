@@ -188,7 +188,7 @@ class DeviceSlots:
         for groups, rows in self._sets:
             own = lease.owned[rows, part]
             simple = count(own) == own.size and not count(state[rows])
-            if simple and not self._odd(groups, lease):
+            if simple and not self._shares_part(groups, lease):
                 self._device.adopt(groups, ids, lease.table[rows, part], Residence.LIVE)
                 self._device.pin(groups, ids)
                 lease.owned[rows, part] = False
@@ -196,7 +196,7 @@ class DeviceSlots:
             else:
                 yield from ((g, self._publish_part(g, lease, first, snapshots)) for g in groups)
 
-    def _odd(self, groups: tuple[int, ...], lease: Lease) -> bool:
+    def _shares_part(self, groups: tuple[int, ...], lease: Lease) -> bool:
         """The lease shares only some of its pages of these groups."""
         return any(self._groups[g].working or not lease.whole[g] for g in groups)
 

@@ -61,7 +61,7 @@ class Transfers:
         self._asking: Lane[Inquiry] = lane(ASK, work.contained(ASK, work.ask), self._answered.put)
         self.closers = (*(lane.close for lane in self._moving.values()), self._asking.close)
         asking = partial(_give_up, self._asking, self._answered)
-        self._behind: dict[str, Callable[[], None]] = {
+        self._fail_behind: dict[str, Callable[[], None]] = {
             "probe": asking,
             "touch": asking,
             "read": partial(_give_up, self._moving[READ], self._landed),
@@ -115,7 +115,7 @@ class Transfers:
         An inquiry whose end was interrupted comes again. A ticket does not: the audit mends what it
         left half done."""
         for verb in self.storage.hung():
-            self._behind[verb]()
+            self._fail_behind[verb]()
         for ticket in self._landed.taken():
             if ticket in self.tickets:
                 self.tickets.remove(ticket)

@@ -9,7 +9,7 @@ MUTANTS = [
         "a stall keeps its queue",
         "who queues behind a call that hangs, hangs too",
         "core/transfer.py",
-        "            self._behind[verb]()\n",
+        "            self._fail_behind[verb]()\n",
         "            pass\n",
         killer="test_transfer.py: is_given_up",
     ),
