@@ -32,6 +32,8 @@ Ids = NDArray[np.intp]
 Slots = NDArray[np.int32]
 """Slots of one group in one memory tier; -1 in a block table: no slot."""
 
+_TOKEN = np.dtype("<i4")
+
 NO_IDS: Ids = np.empty(0, dtype=np.intp)
 NO_SLOTS: Slots = np.empty(0, dtype=np.int32)
 
@@ -224,8 +226,15 @@ class Schema:
 
 def root_key(namespace: str) -> bytes:
     """32 bytes: the parent key of the first page of ``namespace``."""
+    return _hashed(namespace) if namespace else _NO_NAMESPACE
+
+
+def _hashed(namespace: str) -> bytes:
     name = namespace.encode("utf-8", "surrogatepass")  # JSON can hold lone surrogates
     return hashlib.sha256(b"%d:%d:" % (FORMAT_VERSION, len(name)) + name).digest()
+
+
+_NO_NAMESPACE = _hashed("")
 
 
 def chain_keys(parent: bytes, raw: bytes | memoryview, page_tokens: int) -> list[bytes]:
@@ -248,12 +257,12 @@ def chain_keys(parent: bytes, raw: bytes | memoryview, page_tokens: int) -> list
 def as_tokens(tokens: ArrayLike) -> NDArray[np.int32]:
     """``[n]`` little-endian int32 tokens; RequestError unless 1-D integers in int32's range."""
     run = np.asarray(tokens)
-    if run.dtype != np.int32:
-        fits = np.iinfo(np.int32)
+    if run.dtype != _TOKEN:
+        fits = np.iinfo(_TOKEN)
         if run.dtype.kind not in "iu" or (
             run.size and (run.min() < fits.min or run.max() > fits.max)
         ):
             raise RequestError(f"tokens must be integers in int32's range, not {run.dtype}")
     if run.ndim != 1:
         raise RequestError(f"tokens must have one dimension, not {run.ndim}")
-    return np.ascontiguousarray(run, dtype="<i4")
+    return np.ascontiguousarray(run, dtype=_TOKEN)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import numpy as np
 from schemas import TWO
 
+from kvkeep.core.lane_work import Inquiry
 from kvkeep.core.lookup import Lookup
 from kvkeep.core.presence import HitRule, Presence
 from kvkeep.core.ticket import Job, Move, Route, Ticket
@@ -21,7 +22,7 @@ def ids(*values: int) -> np.ndarray:
     return np.array(values, np.int32)
 
 
-def nothing(job: Job) -> None:
+def nothing(*_: Job) -> None:
     """A ``then`` of tickets whose outcome the test reads itself."""
 
 
@@ -96,8 +97,8 @@ class Bench:
         """A lookup of the first pages; by group, which of them memory has."""
         names = [self.names(g, *range(len(has))) for g, has in enumerate(memory)]
         rule = HitRule(self.schema.groups, strict=True)
-        lookup = Lookup(names, Presence(rule, np.array(memory, bool)), nothing)
-        self.transfers.ask(lookup)
+        lookup = Lookup(names, Presence(rule, np.array(memory, bool)))
+        self.transfers.ask(Inquiry(lookup.ask, nothing))
         return lookup
 
     def close(self) -> None:

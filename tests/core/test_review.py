@@ -15,7 +15,7 @@ from stage import Stage
 import kvkeep.core.cache as cache_module
 from kvkeep.core import storage
 from kvkeep.core.cache import Cache
-from kvkeep.core.lookup import Lookup
+from kvkeep.core.lane_work import Inquiry
 from kvkeep.core.policy import Policy
 from kvkeep.core.prefetch import Prefetcher
 from kvkeep.core.presence import HitRule
@@ -277,8 +277,8 @@ def test_an_answer_whose_end_is_interrupted_comes_again(
     w.step("read")
     owner, name = [
         (w.cache._audit, "guard"),
-        (Lookup, "touched"),
-        (Lookup, "finish"),
+        (Inquiry, "touched"),
+        (Inquiry, "finish"),
         (Prefetcher, "advance"),
     ][nth]
 

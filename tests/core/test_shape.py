@@ -15,6 +15,7 @@ from schemas import FIVE
 
 import kvkeep.schema
 from kvkeep.core.cache import Cache
+from kvkeep.core.lane_work import Inquiry
 from kvkeep.core.lease import Lease, Prefetch
 from kvkeep.core.lookup import Lookup
 from kvkeep.core.policy import Policy
@@ -65,7 +66,7 @@ def test_nothing_in_the_core_asks_what_class_a_value_has() -> None:
 
 # --- rooms at run time
 
-PASSED = Ticket, Lookup, Lease, Prefetch, Presence
+PASSED = Ticket, Inquiry, Lookup, Lease, Prefetch, Presence
 """What rooms hand to each other. A job knows who applies its outcome, until it has come back."""
 
 

@@ -9,6 +9,7 @@ from real_lanes import Gate, nothing, until
 from schemas import TWO
 
 from kvkeep.core import lane_work
+from kvkeep.core.lane_work import Inquiry
 from kvkeep.core.lookup import Lookup
 from kvkeep.core.presence import HitRule, Presence
 from kvkeep.core.ticket import LOAD, READ, SAVE, WRITE, Move, Route, Ticket
@@ -159,12 +160,13 @@ def by_hand() -> tuple[Transfers, ManualQueue]:
     return transfers, queue
 
 
-def asks(transfers: Transfers) -> Lookup:
+def asks(transfers: Transfers) -> tuple[Inquiry, Lookup]:
     """A question about one page."""
     names = [transfers.storage.names(g, [bytes(32)]) for g in range(2)]
     memory = Presence(HitRule(TWO.groups, strict=True), np.zeros((2, 1), dtype=bool))
-    transfers.ask(lookup := Lookup(names, memory, nothing))
-    return lookup
+    lookup = Lookup(names, memory)
+    transfers.ask(inquiry := Inquiry(lookup.ask, nothing))
+    return inquiry, lookup
 
 
 def test_what_waits_behind_a_call_that_hangs_is_given_up(monkeypatch) -> None:
@@ -176,7 +178,7 @@ def test_what_waits_behind_a_call_that_hangs_is_given_up(monkeypatch) -> None:
     )
     for ticket in (read, write):
         transfers.submit(ticket)
-    question = asks(transfers)
+    question, _ = asks(transfers)
     monkeypatch.setattr(transfers.storage, "hung", lambda: ["read"])
     assert list(transfers.landed()) == [read]
     assert not read.moves[0].landed.any()
@@ -189,10 +191,10 @@ def test_what_waits_behind_a_call_that_hangs_is_given_up(monkeypatch) -> None:
 def test_a_question_that_storage_cannot_answer_comes_back_at_once() -> None:
     transfers, queue = by_hand()
     transfers.storage.breaker.failure(trip=True)
-    question = asks(transfers)
+    question, lookup = asks(transfers)
     assert not queue.queue
     assert list(transfers.landed()) == [question]
-    assert question.found.usable() == 0
+    assert lookup.found.usable() == 0
 
 
 # --- speeds of reads and loads

@@ -14,14 +14,13 @@ from numpy.typing import NDArray
 from ..schema import NO_IDS, Ids
 from .audit import Audit
 from .backup import Backup
+from .flight import Flights
 from .lease import Lease, Prefetch
 from .loading import Loader
-from .pages import DEVICE, MANY
+from .pages import DEVICE, MANY, ONE
 from .prefetch import Prefetcher
-from .residency import Residency
 from .slots import DeviceSlots, Gaps, Plan
 from .touches import Touches
-from .transfer import Transfers
 
 
 class Admission:
@@ -29,8 +28,7 @@ class Admission:
 
     def __init__(
         self,
-        residency: Residency,
-        transfers: Transfers,
+        flights: Flights,
         slots: DeviceSlots,
         backup: Backup,
         prefetcher: Prefetcher,
@@ -40,7 +38,7 @@ class Admission:
         counts: Counter[str],
         leases: dict[int, Lease],
     ) -> None:
-        self._residency, self._transfers = residency, transfers
+        self._transfers, self._residency = flights.transfers, (residency := flights.residency)
         self._slots, self._backup, self._loader = slots, backup, loader
         self._prefetcher, self._touches, self._audit = prefetcher, touches, audit
         self._counts, self._leases = counts, leases
@@ -62,9 +60,10 @@ class Admission:
         known = self._residency.tree.match(root, raw)
         if total and not self._fits(known, total, chunk):
             return None
-        present = self._residency.present(known)
+        device = self._table.states(DEVICE, known)
+        present = self._residency.present(known, device)
         usable = present.usable()
-        pages = self._loader.worth(known, usable)
+        pages = self._loader.worth(device[:, :usable])
         lease = Lease(self._names, root, known[:pages], priority)
         lease.explanation.limited_by = present.limit(usable)
         lease.explanation.skipped = (usable - pages) * self._page_tokens
@@ -73,7 +72,7 @@ class Admission:
         self._slots.plan_cuts(lease, pages, pages + fresh)
         with self._audit.guard(lease=lease):
             self._table.hold(lease.path)
-            plan = self._slots.pin_hit(lease, present.mask[:, :pages])
+            plan = self._slots.pin_hit(lease, device[:, :pages], present.mask[:, :pages])
             if not self._make_room(plan, fresh):
                 self._slots.let_go(lease, 0)
                 self._residency.unhold(lease.path)
@@ -140,7 +139,7 @@ class Admission:
         """Record a hit. ``hits`` keeps a popular tail when longer requests slide past it."""
         table, path = self._table, lease.path
         self._residency.stamp(path)
-        table.reused[path] += 1
+        table.reused[path] += ONE
         firsts = [group.needed(len(path)).start for group in self._groups]
         for g, group in enumerate(self._groups):
             tail = path[firsts[g] :]
@@ -149,7 +148,8 @@ class Admission:
             self._backup.hit(g, tail)
         if self._transfers.storage.usable:
             self._touches.add(table.keys(path), firsts)
-        self._counts["lenient_hits_total"] += not all(lease.whole)
+        if not all(lease.whole):
+            self._counts["lenient_hits_total"] += 1
 
     def _pages(self, tokens: int) -> int:
         return -(-tokens // self._page_tokens)

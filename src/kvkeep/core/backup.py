@@ -23,9 +23,7 @@ from .flight import Flights
 from .line import Line
 from .pages import DEVICE, HOST
 from .policy import Policy
-from .residency import Residency
 from .ticket import SAVE, WRITE, Move, Route, Ticket
-from .transfer import Transfers
 
 _PINNED_SHARE = 0.5  # of host slots that writes to storage may pin at once
 
@@ -33,16 +31,9 @@ _PINNED_SHARE = 0.5  # of host slots that writes to storage may pin at once
 class Backup:
     """Copies pages to lower tiers. Scheduler's thread only."""
 
-    def __init__(
-        self,
-        residency: Residency,
-        transfers: Transfers,
-        flights: Flights,
-        policy: Policy,
-        counts: Counter[str],
-    ) -> None:
-        self._residency, self._transfers, self._flights = residency, transfers, flights
-        self._policy, self._counts = policy, counts
+    def __init__(self, flights: Flights, policy: Policy, counts: Counter[str]) -> None:
+        self._flights, self._policy, self._counts = flights, policy, counts
+        self._transfers, self._residency = flights.transfers, (residency := flights.residency)
         self._table, self._groups = residency.table, range(len(residency.schema.groups))
         self._device, self._host = residency.device, residency.host
         self._exclusive = policy.write == "write_back"

@@ -89,7 +89,7 @@ class Cache:
         self._touches = Touches(self.transfers)
         self._slots = DeviceSlots(residency, policy)
         flights = Flights(residency, self.transfers)
-        self._backup = Backup(residency, self.transfers, flights, policy, self.counts)
+        self._backup = Backup(flights, policy, self.counts)
         share = HostShare(residency, policy.prefetch_share)
         self._audit = Audit(
             residency,
@@ -100,12 +100,11 @@ class Cache:
             share,
             self.counts,
         )
-        shared = residency, self.transfers, flights, self._recompute, policy, self.counts
+        shared = flights, self._recompute, policy, self.counts
         self._prefetcher = Prefetcher(*shared, self._audit, share, self._prefetches)
         self._loader = Loader(*shared, self._slots, self._leases)
         self._admission = Admission(
-            residency,
-            self.transfers,
+            flights,
             self._slots,
             self._backup,
             self._prefetcher,
@@ -248,8 +247,7 @@ class Cache:
             self._loader.count(lease)
         with self._audit.guard(lease=lease):
             self._slots.let_go(lease, 0)
-            for g, slots in enumerate(lease.running):
-                self.residency.device.free(g, slots)
+            self._slots.free_running(lease)
             self.residency.unhold(lease.path)
             del self._leases[lease.serial]
             lease.end()

@@ -27,7 +27,7 @@ class Flights:
     """All transfers between tiers. Scheduler's thread only."""
 
     def __init__(self, residency: Residency, transfers: Transfers) -> None:
-        self._residency, self._transfers = residency, transfers
+        self.residency, self.transfers = residency, transfers
 
     def depart(self, route: Route, moves: list[Move], then: Callable[[Ticket], None]) -> Ticket:
         """Start moving pages along a route.
@@ -37,7 +37,7 @@ class Flights:
                 room; with keys if one end of the route is storage.
             then: called with the ticket that came back; must end it in :meth:`landing`.
         """
-        residency = self._residency
+        residency = self.residency
         for move in moves:
             residency.table.hold(move.pages)
             if route.source is not None:
@@ -50,14 +50,14 @@ class Flights:
                 target.adopt(move.group, move.pages, slots, Residence.WRITING)
                 move.target = slots
         ticket = Ticket(route, moves, then)
-        self._transfers.submit(ticket)
+        self.transfers.submit(ticket)
         return ticket
 
     @contextmanager
     def landing(self, ticket: Ticket) -> Iterator[None]:
         """End a flight. In the block waiters pin what landed; then pages that were lost are dropped
         and the ticket's holds released."""
-        residency, route = self._residency, ticket.route
+        residency, route = self.residency, ticket.route
         for move in ticket.moves:
             if route.target is not None:
                 residency.tiers[route.target].publish(move.group, move.arrived)
@@ -73,13 +73,13 @@ class Flights:
 
     def filling(self, route: Route, path: Ids) -> list[Ticket]:
         """Tickets on a route, to a memory tier, that fill slots of these pages, in order."""
-        tickets = [ticket for ticket in self._transfers.tickets if ticket.route is route]
+        tickets = [ticket for ticket in self.transfers.tickets if ticket.route is route]
         if not tickets:
             return []
-        writing = self._residency.table.state[route.target].take(path, axis=1) == WRITING
+        writing = self.residency.table.state[route.target].take(path, axis=1) == WRITING
         pages = path[writing.any(axis=0)]
         return [ticket for ticket in tickets if len(pages) and ticket.overlaps(pages)]
 
     def count(self, route: Route, group: int) -> int:
         """Pages of a group in flight on a route."""
-        return sum(t.count(group) for t in self._transfers.tickets if t.route is route)
+        return sum(t.count(group) for t in self.transfers.tickets if t.route is route)

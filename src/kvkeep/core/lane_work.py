@@ -6,27 +6,33 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import chain
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..media.base import Copy, Mark, Media
-from ..schema import Key, Schema
+from ..schema import Ids, Key, Schema
 from .lanes import J
 from .speed import Speed
 from .storage import Storage
-from .ticket import LOAD, READ, Job, Move, Ticket
+from .ticket import LOAD, READ, Move, Ticket
 
 log = logging.getLogger(__name__)
 
 
-class Inquiry(Job, Protocol):
+@dataclass(slots=True, eq=False)
+class Inquiry:
     """A job that moves no bytes: a lookup or a touch."""
 
-    def ask(self, storage: Storage) -> None:
-        """Call the store. Lane's thread."""
+    ask: Callable[[Storage], None]  # lane's thread
+    finish: Callable[[], None]  # scheduler's thread; also where the store failed
+
+    def fail(self) -> None: ...
+
+    def touched(self) -> list[Ids]:
+        return []
 
 
 class LaneWork:

@@ -70,12 +70,8 @@ class Lease:
     def __post_init__(self) -> None:
         if not 0 <= self.priority <= 255:
             raise RequestError(f"priority must be from 0 to 255, not {self.priority}")
-        self._clear()
-
-    def _clear(self) -> None:
         count = len(self.groups)
-        self.table = np.full((count, len(self.path)), NO_SLOT, dtype=np.int32)
-        self.owned = np.zeros((count, len(self.path)), dtype=bool)
+        self.table, self.owned = _blank(count, len(self.path))
         self.first_valid, self.whole = [0] * count, [True] * count
         self.running = [NO_SLOTS] * count
 
@@ -120,12 +116,10 @@ class Lease:
 
     def widen(self, pages: int) -> None:
         """Make the block table so many pages wider, without slots."""
-        groups, had = len(self.groups), self.capacity
         if pages:
-            table = np.full((groups, had + pages), NO_SLOT, dtype=np.int32)
-            owned = np.zeros((groups, had + pages), dtype=bool)
-            table[:, :had], owned[:, :had] = self.table, self.owned
-            self.table, self.owned = table, owned
+            table, owned = _blank(len(self.groups), pages)
+            self.table = np.concatenate((self.table, table), axis=1)
+            self.owned = np.concatenate((self.owned, owned), axis=1)
 
     def shared(self, g: int) -> NDArray[np.intp]:
         """Pages of a group whose slot is pinned through their row."""
@@ -134,9 +128,17 @@ class Lease:
     def end(self) -> None:
         """Forget all pages and slots; the caller has given them back."""
         self.released, self.path = True, NO_IDS
-        self._clear()
+        self.table, self.owned = self.table[:, :0], self.owned[:, :0]
+        self.running = [NO_SLOTS] * len(self.groups)
         self.coming.clear()
         self.arriving.clear()
+
+
+def _blank(groups: int, pages: int) -> tuple[NDArray[np.int32], Mask]:
+    """``[groups, pages]`` of a block table without slots, and which of them are private."""
+    table = np.empty((groups, pages), dtype=np.int32)
+    table.fill(NO_SLOT)
+    return table, np.zeros((groups, pages), dtype=bool)
 
 
 class Phase(enum.IntEnum):

@@ -15,14 +15,12 @@ import numpy as np
 from ..schema import Ids, Residence
 from .flight import Flights
 from .lease import Lease
-from .pages import ABSENT, DEVICE, NO_SLOT, WRITING
+from .pages import ABSENT, DEVICE, NO_SLOT, WRITING, States
 from .policy import Policy
 from .presence import Presence
 from .recompute import Recompute
-from .residency import Residency
 from .slots import DeviceSlots, Plan
 from .ticket import LOAD, Move, Ticket
-from .transfer import Transfers
 
 _ORIGINS = ("device", "host", "storage")
 _HITS = {tier: f"hit_tokens_total{{tier={tier}}}" for tier in _ORIGINS}
@@ -33,8 +31,6 @@ class Loader:
 
     def __init__(
         self,
-        residency: Residency,
-        transfers: Transfers,
         flights: Flights,
         recompute: Recompute,
         policy: Policy,
@@ -42,18 +38,21 @@ class Loader:
         slots: DeviceSlots,
         leases: Mapping[int, Lease],
     ) -> None:
-        self._residency, self._transfers, self._flights = residency, transfers, flights
-        self._slots, self._recompute, self._policy = slots, recompute, policy
-        self._counts, self._leases = counts, leases
+        self._flights, self._recompute = flights, recompute
+        self._transfers, self._residency = flights.transfers, (residency := flights.residency)
+        self._policy, self._counts, self._slots, self._leases = policy, counts, slots, leases
         self._groups, self._page_tokens = residency.schema.groups, residency.schema.page_tokens
         self._table, self._device = residency.table, residency.device
 
-    def worth(self, path: Ids, pages: int) -> int:
-        """How many of the first ``pages`` of a path to use: without those on the host if they are
-        slower to load than to recompute. Now and then they are loaded all the same, to measure."""
+    def worth(self, device: States) -> int:
+        """How many pages of a hit to use: without those on the host if they are slower to load than
+        to recompute. Now and then they are loaded all the same, to measure.
+
+        ``device``: the states of the hit on the device."""
+        pages: int = device.shape[1]
         if not self._recompute.possible:
             return pages
-        here = self._residency.on_device(path[:pages])
+        here = Presence(self._residency.rule, device != ABSENT)
         known = here.usable()
         lacking = np.count_nonzero(here.rule.needed(pages) & ~here.mask, axis=1).tolist()
         size = sum(n * group.record_bytes for n, group in zip(lacking, self._groups, strict=True))
@@ -64,13 +63,13 @@ class Loader:
         """Start the plan's loads, for which the device has room, and join loads in flight.
 
         ``fetched``: pages that were read from storage for this lease."""
-        if any(map(len, plan.load)) or any(map(len, plan.gaps)):
+        if any(map(len, (*plan.load, *plan.gaps))):
             self._trace(lease, fetched)
             self._explain(lease)
         else:  # all of it is on the device, or on its way there
             lease.origin = np.zeros(lease.pages, dtype=np.intp)
-            pages = lease.pages * self._page_tokens
-            lease.explanation.tokens = dict(zip(_ORIGINS, (pages, 0, 0), strict=True))
+            lease.explanation.tokens = dict.fromkeys(_ORIGINS, 0)
+            lease.explanation.tokens["device"] = lease.pages * self._page_tokens
         lease.arriving += [one.arrival for one in self._flights.filling(LOAD, lease.path)]
         moves = [Move(g, ids) for g, ids in enumerate(plan.load) if len(ids)]
         if moves:
@@ -172,4 +171,5 @@ class Loader:
         """Count a final hit: its loads have ended, or the request has."""
         self._counts["skipped_tokens_total{why=slow_load}"] += lease.explanation.skipped
         for tier, tokens in lease.explanation.tokens.items():
-            self._counts[_HITS[tier]] += tokens
+            if tokens:
+                self._counts[_HITS[tier]] += tokens

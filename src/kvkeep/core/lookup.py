@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
-from ..schema import Ids, Key
+from ..schema import Key
 from .presence import Mask, Presence
 from .storage import CALL_RECORDS, Storage
 
@@ -20,21 +20,19 @@ class Lookup:
     Args:
         names: by group, storage keys of the prompt's pages.
         memory: what memory has of them.
-        then: called with the lookup when storage has answered or failed.
     """
 
-    def __init__(
-        self, names: list[list[Key]], memory: Presence, then: Callable[[Lookup], None]
-    ) -> None:
-        self._names, self._rule, self._then = names, memory.rule, then
+    def __init__(self, names: list[list[Key]], memory: Presence) -> None:
+        self._names, self._rule = names, memory.rule
         self._mask: Mask = memory.mask.copy()
 
     @property
     def found(self) -> Presence:
-        """What memory and storage have together; valid once answered."""
+        """What memory and storage have together; valid once :meth:`ask` has returned."""
         return Presence(self._rule, self._mask)
 
     def ask(self, storage: Storage) -> None:
+        """Call the store. Lane's thread."""
         rule, pages = self._rule, self._mask.shape[1]
         for start in range(0, pages if rule.whole else 0, CALL_RECORDS):
             end = min(start + CALL_RECORDS, pages)
@@ -53,11 +51,3 @@ class Lookup:
         flags = storage.probe(keys)
         for g, at in zip(groups, lacking, strict=True):
             self._mask[g, at], flags = flags[: len(at)], flags[len(at) :]
-
-    def fail(self) -> None: ...
-
-    def finish(self) -> None:
-        self._then(self)
-
-    def touched(self) -> list[Ids]:
-        return []

@@ -27,6 +27,9 @@ NO_SLOT, ZERO, ONE = (constant(value, np.int32) for value in (-1, 0, 1))
 ABSENT, WRITING, LIVE = STATES = tuple(constant(state, np.uint8) for state in Residence)
 MANY = 2  # hits that make a tail worth keeping: each turn of a conversation makes one
 
+States = NDArray[np.uint8]
+"""``[groups, pages]`` of :class:`~kvkeep.schema.Residence` in one tier."""
+
 _COLUMNS: dict[str, tuple[type, int]] = {
     # name: (dtype, value of a fresh row)
     "depth": (np.int32, 0),
@@ -230,6 +233,11 @@ class PageTable:
     def evictable(self, tier: int, group: int, ids: Ids | slice) -> NDArray[np.bool_]:
         """Which of these pages may lose their slot in a tier."""
         return self.idle(tier, group, ids) & ~self.dying[ids]
+
+    def states(self, tier: int, ids: Ids) -> States:
+        """The states of these pages in a tier. A copy."""
+        states: States = self.state[tier].take(ids, axis=1)
+        return states
 
     def resident(self, group: int, ids: Ids) -> NDArray[np.bool_]:
         """Which of these pages have a slot in either memory tier, LIVE or WRITING."""

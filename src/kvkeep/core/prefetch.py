@@ -19,16 +19,15 @@ from ..schema import Ids, Residence, chain_keys
 from .audit import Audit
 from .flight import Flights
 from .host_share import HostShare
+from .lane_work import Inquiry
 from .lease import Phase, Prefetch
 from .lookup import Lookup
-from .pages import ABSENT, HOST
+from .pages import ABSENT, DEVICE, HOST
 from .policy import Policy
 from .presence import Mask, Presence
 from .recompute import Recompute
-from .residency import Residency
 from .storage import CALL_RECORDS
 from .ticket import READ, Move, Ticket
-from .transfer import Transfers
 
 _TRIAL_BYTES = 1 << 20  # to read of a store that was slow, to measure it again
 _PATIENCE = 1.0  # seconds in line for host memory until later prefetches must wait too
@@ -40,8 +39,6 @@ class Prefetcher:
 
     def __init__(
         self,
-        residency: Residency,
-        transfers: Transfers,
         flights: Flights,
         recompute: Recompute,
         policy: Policy,
@@ -50,8 +47,9 @@ class Prefetcher:
         share: HostShare,
         prefetches: dict[int, Prefetch],
     ) -> None:
-        self._residency, self._transfers, self._flights = residency, transfers, flights
-        self._recompute, self._policy, self._counts = recompute, policy, counts
+        self._flights, self._recompute = flights, recompute
+        self._transfers, self._residency = flights.transfers, (residency := flights.residency)
+        self._policy, self._counts = policy, counts
         self._audit, self._share, self._open = audit, share, prefetches
         self._table, self._host, self._tree = residency.table, residency.host, residency.tree
         self._groups, self._page_tokens = residency.schema.groups, residency.schema.page_tokens
@@ -81,12 +79,14 @@ class Prefetcher:
         names = self._transfers.storage.names
         prefetch.names = [names(g, prefetch.keys) for g in range(len(self._groups))]
 
-        def answered(lookup: Lookup) -> None:
+        lookup = Lookup(prefetch.names, memory)
+
+        def answered() -> None:
             if prefetch.phase is Phase.ASKING:
                 prefetch.found, prefetch.phase = lookup.found, Phase.WAITING
                 prefetch.reach = lookup.found.usable()
 
-        self._transfers.ask(Lookup(prefetch.names, memory, answered))
+        self._transfers.ask(Inquiry(lookup.ask, answered))
 
     # --- wait
 
@@ -164,7 +164,9 @@ class Prefetcher:
         reach = prefetch.reach
         memory = self._in_memory(path, reach)
         missing = prefetch.found.mask[:, :reach] & ~memory.mask
-        known = self._pad(self._residency.present(path).mask, reach).usable()
+        known = self._pad(
+            self._residency.present(path, self._table.states(DEVICE, path)).mask, reach
+        ).usable()
         prefetch.gain = (reach - known) * self._page_tokens
         worth = self._worth(prefetch.gain, self._wanted(reach, missing))
         if not worth:
@@ -336,7 +338,7 @@ class Prefetcher:
 
     def _in_memory(self, path: Ids, pages: int) -> Presence:
         """Of ``pages`` pages that begin with ``path``: LIVE or WRITING in a memory tier."""
-        device, host = (state.take(path, axis=1) for state in self._table.state)
+        device, host = (self._table.states(tier, path) for tier in (DEVICE, HOST))
         memory = self._pad((device | host) != ABSENT, pages)
         for move in (move for one in self._reads() if one.abandoned for move in one.moves):
             memory.mask[move.group, : len(path)] &= ~np.isin(path, move.pages)  # may be skipped

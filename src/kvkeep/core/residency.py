@@ -12,16 +12,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ..schema import (
-    NO_IDS,
-    ConfigError,
-    Ids,
-    InvariantError,
-    Schema,
-    Slots,
-    chain_keys,
-)
-from .pages import ABSENT, DEVICE, HOST, LIVE, NO_SLOT, ZERO, PageTable, count
+from ..schema import NO_IDS, ConfigError, Ids, InvariantError, Schema, Slots, chain_keys
+from .pages import ABSENT, DEVICE, HOST, LIVE, NO_SLOT, ZERO, PageTable, States, count
 from .policy import Order
 from .presence import HitRule, Presence
 from .tier import Tier
@@ -60,9 +52,9 @@ class Residency:
         self.rule = HitRule(schema.groups, strict)
         self._vital = [g.required and g.tail is None for g in schema.groups]
         self._trims = not any(self._vital)
-        pairs = zip(schema.clocks, schema.groups, strict=True)
-        clocks = {clock for clock, group in pairs if group.tail is None}
-        self._whole = np.array(sorted(clocks), dtype=np.intp)[:, None]
+        self._by_clock = dict(zip(schema.clocks, schema.groups, strict=True))
+        whole = [clock for clock, group in self._by_clock.items() if group.tail is None]
+        self._whole = np.array(whole, dtype=np.intp)[:, None]
         self._keyed = keyed
 
     def extend(self, root: bytes, path: Ids, raw: Raw) -> Ids:
@@ -89,19 +81,17 @@ class Residency:
     def stamp(self, path: Ids) -> None:
         """Mark everything that a hit on ``path`` needs as used now, with one tick."""
         now = self.table.tick()
-        for clock, group in dict(zip(self.table.clocks, self.schema.groups, strict=True)).items():
+        for clock, group in self._by_clock.items():
             self.table.used[clock][path[group.needed(len(path)).start :]] = now
 
-    def present(self, path: Ids) -> Presence:
-        """The part of a path that is on the device, being loaded, or LIVE on the host."""
-        here = self.on_device(path)
-        if count(here.mask) < here.mask.size:
-            np.logical_or(here.mask, self.table.state[HOST].take(path, axis=1) == LIVE, here.mask)
-        return here
+    def present(self, path: Ids, device: States) -> Presence:
+        """The part of a path that is on the device, being loaded, or LIVE on the host.
 
-    def on_device(self, path: Ids) -> Presence:
-        """The part of a path that is on the device or being loaded."""
-        return Presence(self.rule, self.table.state[DEVICE].take(path, axis=1) != ABSENT)
+        ``device``: its states on the device."""
+        here = device != ABSENT
+        if count(here) < here.size:
+            here |= self.table.states(HOST, path) == LIVE
+        return Presence(self.rule, here)
 
     def make_room(self, tier: Tier, group: int, count: int) -> int:
         """Evict until ``count`` slots are free or nothing is evictable; returns free slots."""

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ..schema import NO_IDS, Ids, InvariantError, Residence, Slots
 from .lease import Lease
-from .pages import ABSENT, DEVICE, HOST, LIVE, MANY, NO_SLOT, WRITING, count
+from .pages import ABSENT, DEVICE, LIVE, MANY, NO_SLOT, WRITING, States, count
 from .policy import Policy
 from .presence import Mask
 from .residency import Residency
@@ -57,25 +57,27 @@ class DeviceSlots:
         self._page_tokens = residency.schema.page_tokens
         self.snapshots_kept = any(group.working for group in self._groups)
 
-    def pin_hit(self, lease: Lease, present: Mask) -> Plan:
+    def pin_hit(self, lease: Lease, device: States, present: Mask) -> Plan:
         """Pin what the device has of a new lease's path, and note its slots in the block table.
 
-        ``present``: ``[groups, lease.pages]`` of :meth:`Residency.present`."""
+        Args:
+            device: the states of its pages on the device.
+            present: see :meth:`Residency.present`.
+        """
         plan = Plan([NO_IDS] * len(self._groups), [NO_IDS] * len(self._groups))
-        state = self._table.state[DEVICE].take(lease.path, axis=1)
         for groups, rows in self._sets:
             first = self._groups[groups[0]].needed(lease.pages).start
-            ids = lease.path[first:]
-            live = state[rows, first:] == LIVE
+            live = device[rows, first:] == LIVE
             if count(live) == live.size:
-                lease.table[rows, first:] = self._device.pin(groups, ids)
+                lease.table[rows, first:] = self._device.pin(groups, lease.path[first:])
             else:
                 for g in groups:
-                    plan.load[g], plan.gaps[g] = self._pin_part(g, lease, first, present[g])
+                    part = self._pin_part(g, lease, first, device[g], present[g])
+                    plan.load[g], plan.gaps[g] = part
         return plan
 
     def _pin_part(
-        self, g: int, lease: Lease, first: int, present: NDArray[np.bool_]
+        self, g: int, lease: Lease, first: int, device: NDArray[np.uint8], present: Mask
     ) -> tuple[Ids, NDArray[np.intp]]:
         """Pin what the device has of one group from page ``first`` on; returns load and gaps."""
         gaps = first + np.flatnonzero(~present[first:])
@@ -84,10 +86,8 @@ class DeviceSlots:
             lease.first_valid[g] = first = int(gaps[-1]) + 1
             gaps = gaps[:0]
         ids = lease.path[first:]
-        state = self._table.state[DEVICE, g][ids]
-        self.pin(g, lease, ids[state == LIVE])
-        absent = ids[state == ABSENT]
-        load = absent[self._table.where(HOST, g, absent, Residence.LIVE)]
+        self.pin(g, lease, ids[device[first:] == LIVE])
+        load = ids[present[first:] & (device[first:] == ABSENT)]
         return load, gaps  # under "stale", gaps get slots with other pages' bytes
 
     def pin(self, g: int, lease: Lease, ids: Ids) -> None:
@@ -115,6 +115,12 @@ class DeviceSlots:
         for g, group in enumerate(self._groups):
             if group.working:
                 lease.running[g] = self._reserve(g, group.working)
+
+    def free_running(self, lease: Lease) -> None:
+        """Free what :meth:`reserve_running` reserved."""
+        for g, group in enumerate(self._groups):
+            if group.working:
+                self._device.free(g, lease.running[g])
 
     def snapshots(self, lease: Lease, pages: int, gaps: Gaps | None) -> list[int]:
         """By group, slots for the snapshots that :meth:`extend` wants."""
@@ -159,13 +165,15 @@ class DeviceSlots:
         path = lease.path[first:]
         for groups, rows in self._sets:
             slots, own = lease.table[rows, first:], lease.owned[rows, first:]
-            shared = (slots != NO_SLOT) & ~own
-            if len(groups) == 1 or (shared == shared[0]).all():
-                self._device.unpin(groups, path[shared[0, : len(path)]])
+            private, shared = count(own), slots[:, : len(path)] != NO_SLOT
+            if private:
+                shared &= ~own[:, : len(path)]
+            if count(shared) == shared.size:
+                self._device.unpin(groups, path)
             else:
-                for g, mine in zip(groups, shared[:, : len(path)], strict=True):
+                for g, mine in zip(groups, shared, strict=True):
                     self._device.unpin(g, path[mine])
-            if count(own):
+            if private:
                 for g, has, mine in zip(groups, slots, own, strict=True):
                     self._device.free(g, has[mine])
         lease.table, lease.owned = lease.table[:, :first], lease.owned[:, :first]
@@ -184,7 +192,7 @@ class DeviceSlots:
         the lease pins that and frees its own; if it is WRITING, both stay. ``snapshots``: see
         :meth:`Cache.commit`. Yields groups with their pages whose rows adopted a slot."""
         ids, part = lease.path[first:], slice(first, len(lease.path))
-        state = self._table.state[DEVICE].take(ids, axis=1)
+        state = self._table.states(DEVICE, ids)
         for groups, rows in self._sets:
             own = lease.owned[rows, part]
             simple = count(own) == own.size and not count(state[rows])

@@ -47,6 +47,11 @@ class Speed:
         return amount * max(paces) if paces else None
 
     @property
+    def known(self) -> bool:
+        """Something was measured."""
+        return self._sums[0] > 0
+
+    @property
     def stale(self) -> bool:
         """No measurement was made or begun lately."""
         return time.monotonic() - self._tried > _RETRY_SECONDS

@@ -9,9 +9,11 @@ writes never wait for it.
 from __future__ import annotations
 
 from collections import deque
+from functools import partial
 from typing import NamedTuple
 
-from ..schema import Ids, Key
+from ..schema import Key
+from .lane_work import Inquiry
 from .storage import CALL_RECORDS, Storage
 from .transfer import Transfers
 
@@ -60,7 +62,7 @@ class Touches:
         for key in keys:
             del self._merged[key]
         if keys:
-            self._transfers.ask(_Touch(keys, self))
+            self._transfers.ask(Inquiry(partial(Storage.touch, keys=keys), self._told))
             self._asking = True
 
     def _merge(self) -> None:
@@ -76,24 +78,5 @@ class Touches:
                         self._merged.pop(names[g][page], None)
                         self._merged[names[g][page]] = None
 
-    def told(self) -> None:
-        """Note that the call returned."""
+    def _told(self) -> None:
         self._asking = False
-
-
-class _Touch(NamedTuple):
-    """A call of the store in flight."""
-
-    keys: list[Key]
-    owner: Touches
-
-    def ask(self, storage: Storage) -> None:
-        storage.touch(self.keys)
-
-    def fail(self) -> None: ...
-
-    def finish(self) -> None:
-        self.owner.told()
-
-    def touched(self) -> list[Ids]:
-        return []

@@ -17,8 +17,8 @@ MUTANTS = [
         "hits count where they end",
         "an ancestor is hit less often than its descendants, so it goes first",
         "core/admission.py",
-        "        table.reused[path] += 1\n",
-        "        table.reused[path[-1:]] += 1\n",
+        "        table.reused[path] += ONE\n",
+        "        table.reused[path[-1:]] += ONE\n",
         killer="test_policies.py: lfu_keeps or leaf_first",
     ),
     Mutant(
@@ -102,9 +102,9 @@ MUTANTS = [
         "room for running state is made before the hit is pinned",
         "a request evicts the very snapshot that it needs",
         "core/admission.py",
-        "            plan = self._slots.pin_hit(lease, present.mask[:, :pages])\n",
+        "            plan = self._slots.pin_hit(",
         "            self._backup.make_room([group.working for group in self._groups])\n"
-        "            plan = self._slots.pin_hit(lease, present.mask[:, :pages])\n",
+        "            plan = self._slots.pin_hit(",
         killer="test_cache.py: do_not_cost",
     ),
     Mutant(

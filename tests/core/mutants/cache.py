@@ -41,11 +41,11 @@ MUTANTS = [
         "release frees what a ticket fills",
         "the lane writes into somebody else's slot",
         "core/cache.py",
-        "            for g, slots in enumerate(lease.running):\n",
+        "            self._slots.free_running(lease)\n",
         "            for ticket in self.transfers.tickets:\n"
         "                for move in ticket.moves if ticket.route.target == 0 else []:\n"
         "                    self.residency.device.drop(move.group, move.pages)\n"
-        "            for g, slots in enumerate(lease.running):\n",
+        "            self._slots.free_running(lease)\n",
         killer="test_loading.py: who_ends and two",
     ),
     Mutant(
@@ -61,8 +61,8 @@ MUTANTS = [
         "working slots leak",
         "the device is full of running states that nobody runs",
         "core/cache.py",
-        "                self.residency.device.free(g, slots)\n",
-        "                pass\n",
+        "            self._slots.free_running(lease)\n",
+        "",
         killer="test_cache.py: was_not_taken",
     ),
     Mutant(
