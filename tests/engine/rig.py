@@ -22,7 +22,16 @@ from transformers import PreTrainedTokenizerFast
 from kvkeep.engine.build import OpenStore, open_store
 from kvkeep.engine.config import EngineConfig
 from kvkeep.engine.core import Engine
-from kvkeep.engine.messages import Abort, Failed, Finished, Generate, Output, Reply, Sampling
+from kvkeep.engine.messages import (
+    Abort,
+    Failed,
+    Finished,
+    Generate,
+    Output,
+    Reply,
+    Sampling,
+    TokenLogprobs,
+)
 from kvkeep.engine.request import RequestState
 from kvkeep.media.memory import Memory
 from kvkeep.settings import make
@@ -105,6 +114,8 @@ class Answer:
 
     tokens: list[int] = field(default_factory=list)
     text: str = ""
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     end: Finished | Failed | None = None
     steps: list[dict[str, int]] = field(default_factory=list)  # with watch: digests per step
     state: State = field(default_factory=dict)  # with watch: after the last step
@@ -172,6 +183,8 @@ class Rig:
             case Output():
                 answer.tokens += reply.tokens
                 answer.text += reply.text
+                answer.logprobs += reply.logprobs or []
+                answer.prompt_logprobs += reply.prompt_logprobs or []
                 (seq,) = (seq for seq in self.engine.scheduler if seq.id == reply.id)
                 self.on_output(seq)
                 if self.watch:

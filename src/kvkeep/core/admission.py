@@ -55,9 +55,10 @@ class Admission:
         prefetch: Prefetch | None,
         priority: int,
         total: int,
+        reuse: bool,
     ) -> Lease | None:
         """See :meth:`Cache.admit`. ``raw``: token bytes of the pages that a hit may use."""
-        known = self._residency.tree.match(root, raw)
+        known = self._residency.tree.match(root, raw) if reuse else NO_IDS
         if total and not self._fits(known, total, chunk):
             return None
         device = self._table.states(DEVICE, known)

@@ -170,6 +170,7 @@ class Cache:
         prefetch: Prefetch | None = None,
         priority: int = 0,
         total: int = 0,
+        reuse: bool = True,
     ) -> Lease | None:
         """Match, pin, start loading, and reserve device slots for the first chunk.
 
@@ -184,6 +185,7 @@ class Cache:
             priority: 0 to 255; under eviction by priority, the lowest is evicted first.
             total: tokens that the device must have room for beside what is in use, or None is
                 returned; a scheduler's estimate of what all its requests will need.
+            reuse: False: hit nothing, for a caller that needs every token's logits.
 
         Raises:
             RequestError: ``tokens`` or ``priority`` are anything else.
@@ -193,7 +195,7 @@ class Cache:
         self._audit.mend()
         run = as_tokens(tokens)
         return self._admission.admit(
-            run, self._raw(run), root_key(namespace), chunk, prefetch, priority, total
+            run, self._raw(run), root_key(namespace), chunk, prefetch, priority, total, reuse
         )
 
     # --- while it runs

@@ -19,6 +19,7 @@ import msgspec
 from ..schema import Closed, KvkeepError, LoadFailed, PromptTooLong, RequestError
 from .build import OpenStore, build, open_store
 from .config import EngineConfig
+from .grammar import Grammars
 from .messages import (
     Abort,
     Ask,
@@ -32,9 +33,11 @@ from .messages import (
     Output,
     Reply,
     Request,
+    Sampling,
 )
+from .processors import Processors
 from .request import RequestState
-from .runner import Work
+from .runner import Advance, Work
 from .scheduler import Scheduler
 from .text import Detokenizer
 
@@ -71,6 +74,7 @@ class Engine:
         self._target, self._runner = parts.target, parts.runner
         self._sequences: dict[str, tuple[RequestState, Detokenizer]] = {}
         self._seeds = random.Random(config.seed)
+        self._grammars = Grammars(parts.tokenizer, parts.info.vocab_size)
         self._inbox: queue.SimpleQueue[Request | None] = queue.SimpleQueue()  # None: just wake up
         self.cache.listen(lambda: self._inbox.put(None))
         self._reply: Callable[[Reply], None] = lambda _: None
@@ -160,7 +164,7 @@ class Engine:
         self._time_prefill(tokens, now - began, any(advance.tokens for advance in advances))
         for one, old, advance in zip(work, before, advances, strict=True):
             try:
-                self._advance(one.seq, old, advance.tokens, now)
+                self._advance(one.seq, old, advance, now)
             except Exception as error:
                 log.exception("request %s failed after its step", one.seq.id)
                 self._fail(one.seq.id, error)
@@ -181,10 +185,10 @@ class Engine:
         if drawn or not tokens:
             self._prefill = 0, 0.0
 
-    def _advance(self, seq: RequestState, old: int, tokens: list[int], now: float) -> None:
-        """Emit and commit what a step did: computed from ``old`` tokens on, sampled ``tokens``."""
-        if tokens:
-            self._emit(seq, tokens, now)
+    def _advance(self, seq: RequestState, old: int, advance: Advance, now: float) -> None:
+        """Emit and commit what a step did; it computed from ``old`` tokens on."""
+        if advance.tokens:
+            self._emit(seq, advance, now)
         self.scheduler.computed(seq, old)
         if seq.lease is not None:
             self.cache.commit(seq.lease, seq.tokens[: seq.computed], seq.snapshots)
@@ -244,14 +248,19 @@ class Engine:
         fitting = msgspec.structs.replace(sampling, max_tokens=min(sampling.max_tokens, room))
         request = msgspec.structs.replace(request, sampling=fitting)
         seed = self._seeds.getrandbits(63) if sampling.seed is None else sampling.seed
+        for token in (*sampling.logit_bias, *sampling.stop_token_ids):
+            if not 0 <= token < self.info.vocab_size:
+                raise RequestError(f"token ids must be in [0, {self.info.vocab_size}), not {token}")
         seq = RequestState.of(request, seed)
+        seq.processors = self._processors(sampling, seq)
         detokenizer = Detokenizer(self.tokenizer.backend_tokenizer, sampling.stop)
         self.scheduler.add(seq)
         self._sequences[request.id] = seq, detokenizer
 
-    def _emit(self, seq: RequestState, tokens: list[int], now: float) -> None:
+    def _emit(self, seq: RequestState, advance: Advance, now: float) -> None:
         """Reply with new tokens, up to the first stop condition; drop the tokens after it."""
-        detokenizer = self._sequences[seq.id][1]
+        detokenizer, tokens = self._sequences[seq.id][1], advance.tokens
+        opening = not seq.times.first_token and seq.request.prompt_logprobs
         seq.times.first_token = seq.times.first_token or now
         seq.times.last_token = now
         kept = self._until_end_token(seq, tokens)
@@ -264,19 +273,37 @@ class Engine:
             seq.finish = "length"
         if seq.finish is not None and stopped is None:
             text += detokenizer.flush()
-        self._reply(Output(seq.id, tokens[:kept], text))
+        self._reply(
+            Output(
+                seq.id,
+                tokens[:kept],
+                text,
+                advance.logprobs and advance.logprobs[:kept],
+                seq.prompt_logprobs if opening else None,
+            )
+        )
 
     def _until_end_token(self, seq: RequestState, tokens: list[int]) -> int:
         """Number of ``tokens`` up to the first stop token, inclusive. Sets ``seq.finish``."""
         sampling = seq.request.sampling
-        ends = set(sampling.stop_token_ids)
-        if not sampling.ignore_eos:
-            ends |= self._target.eos_ids
+        ends = self._ends(sampling)
         for count, token in enumerate(tokens, 1):
             if token in ends:
                 seq.finish = "stop"
                 return count
         return len(tokens)
+
+    def _ends(self, sampling: Sampling) -> set[int]:
+        """Tokens that end a request."""
+        ends = set(sampling.stop_token_ids)
+        return ends if sampling.ignore_eos else ends | self._target.eos_ids
+
+    def _processors(self, sampling: Sampling, seq: RequestState) -> Processors | None:
+        """Raises RequestError if the request's grammar cannot be used."""
+        if not sampling.processed:
+            return None
+        matcher = self._grammars.matcher(sampling.grammar) if sampling.grammar else None
+        return Processors(sampling, seq.tokens, self._ends(sampling), matcher)
 
     def _finish(self, seq: RequestState) -> None:
         self._drop(seq.id)

@@ -51,7 +51,7 @@ class Scheduler:
 
     def add(self, seq: RequestState) -> None:
         """Queue a request that has arrived, and start its prefetch."""
-        seq.prefetch = self._cache.prefetch(seq.tokens, seq.request.namespace)
+        self._prefetch(seq)
         self.waiting.append(seq)
 
     def remove(self, seq: RequestState) -> None:
@@ -99,7 +99,13 @@ class Scheduler:
                 continue
             request, total = seq.request, self._total(seq) if self.running else 0
             lease = self._cache.admit(
-                seq.tokens, request.namespace, self._chunk, seq.prefetch, request.priority, total
+                seq.tokens,
+                request.namespace,
+                self._chunk,
+                seq.prefetch,
+                request.priority,
+                total,
+                reuse=not request.prompt_logprobs,
             )
             if lease is None:
                 return
@@ -162,12 +168,16 @@ class Scheduler:
         self.running.remove(seq)
         self.waiting.appendleft(seq)
         self._release(seq)
-        seq.prefetch = self._cache.prefetch(seq.tokens, seq.request.namespace)
+        self._prefetch(seq)
         seq.preemptions += 1
         seq.computed, seq.hidden, seq.started = 0, None, False
         seq.warm, seq.snapshots = False, []
         self._new_token_ratio = min(1.0, 2 * self._new_token_ratio)
         self.counts["preemptions_total"] += 1
+
+    def _prefetch(self, seq: RequestState) -> None:
+        if not seq.request.prompt_logprobs:
+            seq.prefetch = self._cache.prefetch(seq.tokens, seq.request.namespace)
 
     def _release(self, seq: RequestState) -> None:
         if seq.prefetch is not None:
