@@ -56,6 +56,8 @@ class KvkeepError(Exception):
         +-- RequestError       one request is refused; others go on (also a ValueError)
         |   +-- PromptTooLong      more tokens than the context or the device pool can hold
         |   +-- ModelNotFound      a request names a model that is not served
+        +-- Overloaded         too many requests wait; try again later
+        +-- DeadlineExceeded   a request was not done in the time that it allows
         +-- StoreError         a storage backend failed; the lanes contain it
         +-- LoadFailed         a load to the device failed; its requests repeat the step
         +-- InvariantError     kvkeep's bookkeeping is wrong; the affected pages are dropped
@@ -85,6 +87,14 @@ class PromptTooLong(RequestError):
 
 class ModelNotFound(RequestError):
     """A request names a model that is not served here."""
+
+
+class Overloaded(KvkeepError):
+    """Too many requests wait; try again later."""
+
+
+class DeadlineExceeded(KvkeepError):
+    """A request was not done in the time that it allows."""
 
 
 class StoreError(KvkeepError):

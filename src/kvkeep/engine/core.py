@@ -6,6 +6,7 @@ the requests involved and nothing else; the thread goes on serving.
 
 from __future__ import annotations
 
+import heapq
 import logging
 import queue
 import random
@@ -16,7 +17,15 @@ from typing import Any
 
 import msgspec
 
-from ..schema import Closed, KvkeepError, LoadFailed, PromptTooLong, RequestError
+from ..schema import (
+    Closed,
+    DeadlineExceeded,
+    KvkeepError,
+    LoadFailed,
+    Overloaded,
+    PromptTooLong,
+    RequestError,
+)
 from .build import OpenStore, build, open_store
 from .config import EngineConfig
 from .grammar import Grammars
@@ -40,11 +49,13 @@ from .request import RequestState
 from .runner import Advance, Work
 from .scheduler import Scheduler
 from .text import Detokenizer
+from .waiting import WaitingLine
 
 log = logging.getLogger(__name__)
 
 _IDLE_SECONDS = 0.05  # longest wait between ticks while no request is known
 _BUSY_SECONDS = 0.005  # ... while transfers are in flight; one that lands ends the wait
+_MESSAGES = 32  # handled before each step
 _PREFILL_TOKENS = 128  # shorter prefills are not representative of prefill speed
 
 
@@ -69,8 +80,14 @@ class Engine:
         self.tokenizer: Any = parts.tokenizer
         self.cache = parts.cache  # cache and scheduler: engine's thread only
         self.scheduler = Scheduler(
-            parts.cache, config.chunked_prefill_size, config.max_running, parts.lookahead
+            parts.cache,
+            config.chunked_prefill_size,
+            config.max_running,
+            parts.lookahead,
+            WaitingLine(config.schedule_policy, config.schedule_patience),
         )
+        self._max_queued = config.max_queued
+        self._deadlines: list[tuple[float, str]] = []  # a heap: monotonic seconds, request id
         self._target, self._runner = parts.target, parts.runner
         self._sequences: dict[str, tuple[RequestState, Detokenizer]] = {}
         self._seeds = random.Random(config.seed)
@@ -137,6 +154,7 @@ class Engine:
         Engine's thread only. Waits up to 50 ms for a message if there is nothing to compute.
         """
         self._receive()
+        self._expire()
         self._stepped = False
         self.cache.tick()
         work = self.scheduler.schedule()
@@ -197,19 +215,28 @@ class Engine:
             self._finish(seq)
 
     def _receive(self) -> None:
-        """Handle all queued messages. Wait briefly for one if there is nothing to compute."""
+        """Handle queued messages, some per turn, so that a flood of them holds up no step.
+
+        Waits briefly for one if there is nothing to compute."""
         wait = _IDLE_SECONDS
         if self._stepped:
             wait = 0.0
         elif self._sequences or not self.cache.idle:
             wait = _BUSY_SECONDS
         try:
-            while True:
+            for _ in range(_MESSAGES):
                 if message := self._inbox.get(block=wait > 0, timeout=wait or None):
                     self._handle(message)
                 wait = 0.0
         except queue.Empty:
             return
+
+    def _expire(self) -> None:
+        """Fail requests whose deadline has passed."""
+        while self._deadlines and self._deadlines[0][0] <= time.monotonic():
+            _, name = heapq.heappop(self._deadlines)
+            if name in self._sequences:
+                self._fail(name, DeadlineExceeded("the request's deadline has passed"))
 
     def _handle(self, message: Request) -> None:
         try:
@@ -233,6 +260,8 @@ class Engine:
         room = self.info.context_length - len(request.tokens)
         if request.id in self._sequences:
             raise RequestError(f"request id {request.id!r} is in use")
+        if len(self.scheduler.waiting) >= self._max_queued:
+            raise Overloaded(f"{self._max_queued} requests wait already; try again later")
         if not request.tokens:
             raise RequestError("the prompt is empty; it needs at least one token")
         if not 0 <= request.priority <= 255:
@@ -256,6 +285,10 @@ class Engine:
         detokenizer = Detokenizer(self.tokenizer.backend_tokenizer, sampling.stop)
         self.scheduler.add(seq)
         self._sequences[request.id] = seq, detokenizer
+        if request.deadline_seconds is not None:
+            heapq.heappush(
+                self._deadlines, (seq.times.arrived + request.deadline_seconds, request.id)
+            )
 
     def _emit(self, seq: RequestState, advance: Advance, now: float) -> None:
         """Reply with new tokens, up to the first stop condition; drop the tokens after it."""

@@ -97,7 +97,8 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     tokens: list[int]  # the prompt; not empty, each in [0, vocab_size)
     sampling: Sampling
     namespace: str = ""  # requests share prefixes only within one namespace (salt, adapter, ...)
-    priority: int = 0  # 0 to 255; the "priority" eviction order evicts the lowest first
+    priority: int = 0  # 0 to 255: under "priority", scheduled first and evicted last
+    deadline_seconds: float | None = None  # from arrival; a request that runs then fails
     prompt_logprobs: bool = False  # of the prompt's tokens too; the prompt is computed anew
     speculate: bool = True  # False: decode this request without the draft model
     report_proposals: bool = False  # return all draft proposals in Finished
