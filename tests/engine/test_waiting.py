@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -145,4 +146,22 @@ def test_a_flood_of_requests_holds_up_no_step(tiny: Pair) -> None:
             assert len(rig.answers[first].tokens) == had + 1
             assert len(rig.engine.scheduler.waiting) <= turn * _MESSAGES
         assert all(isinstance(answer.finished.reason, str) for answer in rig.run(*names))
+        rig.check_idle()
+
+
+def test_a_request_that_stores_nothing_leaves_no_page(tiny: Pair, tmp_path: Path) -> None:
+    """It may hit what others stored."""
+    with Rig(tiny, storage_dir=tmp_path) as rig:
+        expected = rig.ask(prompt(100), 40).tokens
+        rig.settle()
+        pages, moved = rig.figure("pages"), rig.figure("moved_bytes_total")
+        known = rig.ask(prompt(100), 40, no_store=True)
+        other = rig.ask(prompt(90, 1), 40, no_store=True)
+        rig.settle()
+        assert known.tokens == expected
+        assert known.cached["device"] == 96
+        assert (rig.figure("pages"), rig.figure("moved_bytes_total")) == (pages, moved)
+        again = rig.ask(prompt(90, 1), 40)
+        assert not any(again.cached.values())
+        assert again.tokens == other.tokens
         rig.check_idle()

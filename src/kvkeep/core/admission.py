@@ -56,6 +56,7 @@ class Admission:
         priority: int,
         total: int,
         reuse: bool,
+        keep: bool,
     ) -> Lease | None:
         """See :meth:`Cache.admit`. ``raw``: token bytes of the pages that a hit may use."""
         known = self._residency.tree.match(root, raw) if reuse else NO_IDS
@@ -66,6 +67,7 @@ class Admission:
         usable = present.usable()
         pages = self._loader.worth(device[:, :usable])
         lease = Lease(self._names, root, known[:pages], priority)
+        lease.detached = not keep
         lease.explanation.limited_by = present.limit(usable)
         lease.explanation.skipped = (usable - pages) * self._page_tokens
         fresh = self._pages(min(len(run), pages * self._page_tokens + chunk)) - pages

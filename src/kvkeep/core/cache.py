@@ -171,6 +171,7 @@ class Cache:
         priority: int = 0,
         total: int = 0,
         reuse: bool = True,
+        keep: bool = True,
     ) -> Lease | None:
         """Match, pin, start loading, and reserve device slots for the first chunk.
 
@@ -186,6 +187,7 @@ class Cache:
             total: tokens that the device must have room for beside what is in use, or None is
                 returned; a scheduler's estimate of what all its requests will need.
             reuse: False: hit nothing, for a caller that needs every token's logits.
+            keep: False: commits add nothing to the tree; the request leaves no trace.
 
         Raises:
             RequestError: ``tokens`` or ``priority`` are anything else.
@@ -195,7 +197,7 @@ class Cache:
         self._audit.mend()
         run = as_tokens(tokens)
         return self._admission.admit(
-            run, self._raw(run), root_key(namespace), chunk, prefetch, priority, total, reuse
+            run, self._raw(run), root_key(namespace), chunk, prefetch, priority, total, reuse, keep
         )
 
     # --- while it runs

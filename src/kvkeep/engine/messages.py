@@ -100,6 +100,7 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     priority: int = 0  # 0 to 255: under "priority", scheduled first and evicted last
     deadline_seconds: float | None = None  # from arrival; a request that runs then fails
     prompt_logprobs: bool = False  # of the prompt's tokens too; the prompt is computed anew
+    no_store: bool = False  # True: what it computes is forgotten when it ends; it may still hit
     speculate: bool = True  # False: decode this request without the draft model
     report_proposals: bool = False  # return all draft proposals in Finished
 

@@ -134,6 +134,7 @@ class Scheduler:
                 request.priority,
                 total,
                 reuse=not request.prompt_logprobs,
+                keep=not request.no_store,
             )
             if lease is None:
                 return
