@@ -176,4 +176,20 @@ MUTANTS = [
         "",
         killer="test_cache.py: share_a_part",
     ),
+    Mutant(
+        "a request that wants every token's logits hits all the same",
+        "log-probabilities of its prompt are missing",
+        "core/admission.py",
+        " if reuse else NO_IDS",
+        "",
+        killer="test_input.py: hit_nothing",
+    ),
+    Mutant(
+        "what shall not be stored is stored",
+        "others see that somebody sent this prompt",
+        "core/admission.py",
+        "        lease.detached = not keep\n",
+        "",
+        killer="test_input.py: leave_nothing",
+    ),
 ]
