@@ -181,3 +181,19 @@ def test_after_damage_the_share_is_what_prefetches_keep() -> None:
     assert w.cache.ready(other.prefetch), "it waits for room that nobody has"
     assert w.admit(other)
     assert other.lease.pages == 8
+
+
+def test_what_a_prefetch_lost_is_free_for_others() -> None:
+    """The bookkeeping is mended while its request still waits to be admitted."""
+    first, second = [1] * 17, [2] * 17  # 8 pages each, the share
+    w = in_storage(first, second)
+    one = answered(w, first)
+    w.settle()
+    other = answered(w, second)
+    w.table.slot[1, 1, w.tree()["", (1, 1)]] = -1
+    w.inside.stumble(InvariantError("planted"))
+    w.tick()
+    w._check_share()
+    w.cache.cancel(one.prefetch)
+    w.settle()
+    assert w.cache.ready(other.prefetch), "it waits for room that nobody has"
