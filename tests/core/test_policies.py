@@ -622,6 +622,7 @@ def walk(name: str, seed: int, steps: int = 150) -> Counter[str]:
     return w.happened
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("name", WALKS)
 def test_random_walks(name: str) -> None:
     happened: Counter[str] = Counter()
