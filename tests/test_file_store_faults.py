@@ -122,6 +122,7 @@ class TestProcesses:
 
 
 class TestBits:
+    @pytest.mark.no_cover
     def test_a_thousand_flips(self, tmp_path: Path) -> None:
         pick = random.Random(7)
         faults: Counter[str] = Counter()
