@@ -9,7 +9,7 @@ from endurance import SMALL, endure, jobs
 
 from kvkeep.testing.fakes import TruthMedia
 
-pytestmark = pytest.mark.no_cover
+pytestmark = pytest.mark.untraced
 
 
 @pytest.mark.parametrize(("seed", "pages"), [(0, 16), (1, 32), (2, SMALL), (3, 512)])

@@ -10,7 +10,7 @@ from kvkeep.core.cache import Cache
 from kvkeep.schema import Identity, Schema
 from kvkeep.testing.fakes import AtOnce, NoBytes
 
-pytestmark = pytest.mark.no_cover
+pytestmark = pytest.mark.untraced
 
 P = 4
 SESSIONS, TURNS = 60, 1500

@@ -621,7 +621,7 @@ def walk(name: str, seed: int, steps: int = 150) -> Counter[str]:
     return w.happened
 
 
-@pytest.mark.no_cover
+@pytest.mark.untraced
 @pytest.mark.parametrize("name", WALKS)
 def test_random_walks(name: str) -> None:
     happened: Counter[str] = Counter()
@@ -736,7 +736,7 @@ def test_a_timeout_grows_with_the_prompt() -> None:
         assert w.cache.ready(prefetch) == ready
 
 
-@pytest.mark.no_cover
+@pytest.mark.untraced
 @pytest.mark.parametrize("prefetch", ["best_effort", "timeout"])
 def test_walks_that_do_not_wait(prefetch: str) -> None:
     policy = Policy(prefetch=prefetch, prefetch_seconds=0.001)

@@ -296,7 +296,7 @@ def test_a_slow_load_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
 # --- in any order
 
 
-@pytest.mark.no_cover
+@pytest.mark.untraced
 def test_random_walks() -> None:
     """Speeds change at any time: reads are skipped, abandoned and retried."""
     happened: Counter[str] = Counter()
