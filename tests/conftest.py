@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+CORE = Path(__file__).parent / "core"
 STORES = ("test_file_store", "test_index", "test_record", "test_slab", "test_store")
 
 # Before any test module imports torch: for tensors as small as these, threads are a loss.
@@ -30,14 +31,10 @@ with suppress(ImportError):  # what needs a GPU is tested where little is instal
     settings.load_profile("same")
 
 
-HERE = Path(__file__).parent
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Measure coverage by the tests of what is measured."""
     for item in items:
-        where = item.path.relative_to(HERE)
-        if where.parts[0] != "core" and not where.name.startswith(STORES):
+        if CORE not in item.path.parents and not item.path.name.startswith(STORES):
             item.add_marker("untraced")
 
 
