@@ -16,6 +16,7 @@ import kvkeep.core.cache as cache_module
 from kvkeep.core import storage
 from kvkeep.core.cache import Cache
 from kvkeep.core.lane_work import Inquiry
+from kvkeep.core.lease import Lease
 from kvkeep.core.policy import Policy
 from kvkeep.core.prefetch import Prefetcher
 from kvkeep.core.presence import HitRule
@@ -139,6 +140,27 @@ def test_an_admission_that_is_interrupted_leaves_no_lease(monkeypatch: pytest.Mo
         patch.setattr(cache._slots, "extend", interrupt)
         with pytest.raises(KeyboardInterrupt):
             cache.admit(TOKENS, chunk=7)
+    cache.tick()
+    cache.check()
+    assert cache.figures()["leases"] == 0
+    assert all(cache.residency.device.free_slots(g) == 8 for g in range(2))
+    cache.close()
+
+
+class Interrupted(dict):
+    """Leases of which an interrupt hits each one right after it was added."""
+
+    def __setitem__(self, serial: int, lease: Lease) -> None:
+        super().__setitem__(serial, lease)
+        raise KeyboardInterrupt
+
+
+def test_a_lease_that_was_granted_but_not_returned_ends() -> None:
+    """Nobody could release it either."""
+    cache = cache_on(None)
+    cache._leases = cache._audit._leases = cache._admission._leases = Interrupted()
+    with pytest.raises(KeyboardInterrupt):
+        cache.admit(TOKENS, chunk=7)
     cache.tick()
     cache.check()
     assert cache.figures()["leases"] == 0

@@ -192,4 +192,20 @@ MUTANTS = [
         "",
         killer="test_input.py: leave_nothing",
     ),
+    Mutant(
+        "an admission that breaks keeps its hit",
+        "its request is refused for the same page again and again",
+        "core/admission.py",
+        "        with self._audit.guard(lease=lease):\n            self._table.hold(",
+        "        with self._audit.guard():\n            self._table.hold(",
+        killer="test_cache.py: costs_its_hit",
+    ),
+    Mutant(
+        "a lease that is interrupted as it is granted is kept",
+        "its caller never got it, so nobody releases it",
+        "core/admission.py",
+        "        with self._audit.guard(lease=lease):\n            self._table.hold(",
+        "        with self._audit.guard(lease.path):\n            self._table.hold(",
+        killer="test_review.py: granted_but_not_returned",
+    ),
 ]

@@ -120,4 +120,12 @@ MUTANTS = [
         "        self._share.reset(kept)\n",
         killer="test_prefetch.py: after_damage",
     ),
+    Mutant(
+        "the share of the host is not counted anew",
+        "prefetches wait for room that a broken one has left",
+        "core/audit.py",
+        "        self._share.reset([*kept, *((move.group, move.pages) for move in reads)])\n",
+        "",
+        killer="test_prefetch.py: lost_is_free",
+    ),
 ]

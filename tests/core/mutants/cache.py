@@ -209,4 +209,21 @@ MUTANTS = [
         "",
         killer="test_policies.py: tried_twice",
     ),
+    Mutant(
+        "what breaks as one job lands costs the others",
+        "jobs that came back with it are forgotten until the next tick, and its pages stay",
+        "core/cache.py",
+        "                with self._audit.guard(*job.touched()):\n"
+        "                    job.finish()\n",
+        "                job.finish()\n",
+        killer="test_cache.py: no_other_job",
+    ),
+    Mutant(
+        "a job that breaks keeps its pages",
+        "they are served, and break what comes next in the same way",
+        "core/cache.py",
+        "                with self._audit.guard(*job.touched()):\n",
+        "                with self._audit.guard():\n",
+        killer="test_cache.py: no_other_job",
+    ),
 ]

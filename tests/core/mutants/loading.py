@@ -112,4 +112,12 @@ MUTANTS = [
         "1",
         killer="test_cache.py: comes_back_from_every_tier and two and storage",
     ),
+    Mutant(
+        "every hit is told to come from the device",
+        "an operator believes that the host and storage are of no use",
+        "core/loading.py",
+        "        if any(map(len, (*plan.load, *plan.gaps))):\n",
+        "        if False:\n",
+        killer="test_cache.py: comes_back_from_every_tier and two and host",
+    ),
 ]

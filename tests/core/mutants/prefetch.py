@@ -274,4 +274,29 @@ MUTANTS = [
         "seconds(max(behind.values()))",
         killer="test_recompute.py: does_not_wait_for_the_rest",
     ),
+    Mutant(
+        "an answer that comes too late starts a read",
+        "storage is read for a request that computes it already",
+        "core/prefetch.py",
+        "            if prefetch.phase is Phase.ASKING:\n                prefetch.found",
+        "            if True:\n                prefetch.found",
+        killer="test_recompute.py: question_that_takes_long",
+    ),
+    Mutant(
+        "a prefetch reads what a hit does not need",
+        "a window's dead pages evict what is of use",
+        "core/prefetch.py",
+        "        wanted = missing[:, :pages] & self._residency.rule.needed(pages)\n",
+        "        wanted = missing[:, :pages]\n",
+        killer="test_prefetch.py: its_hit_needs",
+    ),
+    Mutant(
+        "a prefetch that is cut short reads what the whole hit needs",
+        "it has no window where its hit ends, and no hit",
+        "core/prefetch.py",
+        "        wanted = missing[:, :pages] & self._residency.rule.needed(pages)\n",
+        "        needed = self._residency.rule.needed(prefetch.reach)[:, :pages]\n"
+        "        wanted = missing[:, :pages] & needed\n",
+        killer="test_prefetch.py: its_hit_needs",
+    ),
 ]

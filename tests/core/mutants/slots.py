@@ -142,4 +142,20 @@ MUTANTS = [
         "                    pass\n",
         killer="test_cache.py: comes_back_from_every_tier and two and device",
     ),
+    Mutant(
+        "a window that slides keeps its private slots",
+        "each request that computes what is being loaded leaks a window",
+        "core/slots.py",
+        "        self._device.free(g, lease.table[g, at[own]])\n",
+        "",
+        killer="test_cache.py: slides_past_them",
+    ),
+    Mutant(
+        "a request that ends unpins a whole path",
+        "pages that its window slid past lose other requests' pins",
+        "core/slots.py",
+        "            if count(shared) == shared.size:\n",
+        "            if True:\n",
+        killer="test_cache.py: comes_back_from_every_tier and four and device",
+    ),
 ]
