@@ -17,7 +17,7 @@ def routes(service: Service) -> APIRouter:
     async def chat(body: ChatRequest, request: Request) -> Response:
         """Answer a conversation, formatted with the model's chat template."""
         service.check_model(body.model)
-        prompt = await service.encoder.chat(body.messages, body.chat_template_kwargs)
+        prompt = await service.encoder.chat(body.messages, body.variables)
         return await service.answer(request, body, CHAT, [prompt])
 
     return router

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import re
 from collections.abc import AsyncGenerator, Coroutine
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -22,6 +24,8 @@ from .prompts import Encoder
 from .protocol import GenerationRequest
 
 T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +60,7 @@ class Service:
             RequestError: a sampling parameter is out of range.
             ClientDisconnect: the client disconnected; its requests were aborted.
         """
-        answer = Answer(shape, self.client.info.name, len(prompts))
+        answer = Answer(shape, self.client.info.name, prompts)
         generates = [
             Generate(
                 id=name,
@@ -71,15 +75,16 @@ class Service:
         ]
         endpoint = request.url.path
         replies = self.metrics.watch(endpoint, self.client.generate(*generates))
+        headers = _ignored(body.unknown)
         if not body.stream:
             whole = await while_connected(request, answer.whole(replies))
-            return Response(whole, media_type="application/json")
+            return Response(whole, headers=headers, media_type="application/json")
         # Wait for the first reply: a request that fails before it gets an HTTP error status.
         first = await while_connected(request, _next(replies))
         return EventStream(
-            answer.events(_after(first, replies), body.stream_options.include_usage),
+            answer.events(_after(first, replies), body.stream_options),
             media_type="text/event-stream",
-            headers={"Cache-Control": "no-cache"},
+            headers={"Cache-Control": "no-cache"} | headers,
         )
 
     def _limit(self, body: GenerationRequest, prompt: int, default: int | None) -> int:
@@ -99,6 +104,15 @@ class Service:
                 f"together they exceed the context of {context}"
             )
         return body.limit
+
+
+def _ignored(names: list[str]) -> dict[str, str]:
+    """A header that lists fields of the request that had no effect: it reveals a misspelt one."""
+    shown = [name for name in names if re.fullmatch(r"[\w.-]{1,64}", name, re.ASCII)][:16]
+    if not shown:
+        return {}
+    logger.debug("ignored fields of a request: %s", ", ".join(shown))
+    return {"x-kvkeep-ignored": ", ".join(shown)}
 
 
 class EventStream(StreamingResponse):
