@@ -17,7 +17,8 @@ from typing import Any, TypeVar, get_args, get_type_hints
 
 from .schema import ConfigError
 
-SERVER, MEMORY, STORAGE, SPECULATION = "Server", "Memory", "Storage", "Speculation"
+SERVER, REQUESTS = "Server", "Requests"
+MEMORY, STORAGE, SPECULATION = "Memory", "Storage", "Speculation"
 """Panels of the help."""
 
 T = TypeVar("T")

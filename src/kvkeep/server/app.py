@@ -6,14 +6,18 @@ from fastapi import FastAPI
 
 from ..engine.client import EngineClient
 from . import admin, chat, completions, errors
+from .config import ApiConfig
+from .limits import BodyLimits
 from .prompts import Encoder, Tokenizer
 from .service import Service
 
 
-def create_app(client: EngineClient, tokenizer: Tokenizer) -> FastAPI:
+def create_app(client: EngineClient, tokenizer: Tokenizer, api: ApiConfig | None = None) -> FastAPI:
     """Return an ASGI app that serves ``client``'s engine and encodes text with ``tokenizer``."""
+    api = api or ApiConfig()
     app = FastAPI(title="kvkeep")
-    service = Service(client, Encoder(tokenizer, client.info.vocab_size))
+    app.add_middleware(BodyLimits, api)
+    service = Service(client, Encoder(tokenizer, client.info.vocab_size, api.max_prompts), api)
     for room in (completions, chat, admin):
         app.include_router(room.routes(service))
     errors.install(app)

@@ -16,7 +16,7 @@ def routes(service: Service) -> APIRouter:
     @router.post("/v1/chat/completions")
     async def chat(body: ChatRequest, request: Request) -> Response:
         """Answer a conversation, formatted with the model's chat template."""
-        service.check_model(body.model)
+        service.check(body)
         prompt = await service.encoder.chat(body.messages, body.variables)
         return await service.answer(request, body, CHAT, [prompt])
 

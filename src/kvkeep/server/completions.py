@@ -18,7 +18,7 @@ def routes(service: Service) -> APIRouter:
     @router.post("/v1/completions")
     async def completions(body: CompletionRequest, request: Request) -> Response:
         """Continue one or more prompts, given as text or as token ids."""
-        service.check_model(body.model)
+        service.check(body)
         prompts = await service.encoder.prompts(body.prompt)
         return await service.answer(request, body, COMPLETION, prompts, DEFAULT_MAX_TOKENS)
 

@@ -13,7 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from ..schema import Closed, KvkeepError, ModelNotFound, PromptTooLong, RequestError
-from .protocol import UNSUPPORTED, ChatRequest, CompletionRequest
+from .protocol import REFUSED, ChatRequest, CompletionRequest
 
 _FIELDS = CompletionRequest.model_fields.keys() | ChatRequest.model_fields.keys()
 
@@ -71,7 +71,7 @@ def _invalid(errors: list[dict[str, Any]]) -> dict[str, Any]:
     """The error body for the first invalid field in pydantic's ``errors``."""
     if errors[0]["type"] == "json_invalid":
         return _body(f"the body is not valid JSON: {errors[0]['ctx']['error']}")
-    if errors[0]["type"] == UNSUPPORTED:
+    if errors[0]["type"] == REFUSED:
         return _body(errors[0]["msg"], param=errors[0]["ctx"]["param"])
     if len(errors[0]["loc"]) < 2:
         return _body("the body must be a JSON object, sent with Content-Type: application/json")

@@ -9,6 +9,7 @@ from typing import Any, Protocol, cast
 from jinja2 import TemplateError
 
 from ..schema import RequestError
+from .limits import check_count
 from .protocol import Message, Prompt
 
 
@@ -29,20 +30,22 @@ class Tokenizer(Protocol):
 class Encoder:
     """Encodes prompts and chats in a worker thread, so that long texts do not block the loop."""
 
-    def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, most_prompts: int) -> None:
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
+        self._most_prompts = most_prompts
         self._tokenizer_lock = asyncio.Lock()  # Hugging Face tokenizers are not thread-safe
 
     async def prompts(self, prompt: Prompt) -> list[list[int]]:
         """Tokens of each prompt in ``prompt``, which is one or several, text or token ids.
 
         Raises:
-            RequestError: a prompt is empty, is not valid Unicode, or has a token outside the
-                vocabulary.
+            RequestError: there are too many prompts; or one is empty, is not valid Unicode, or has
+                a token outside the vocabulary.
         """
         one = isinstance(prompt, str) or not prompt or isinstance(prompt[0], int)
         several = cast(list[str | list[int]], [prompt] if one else prompt)
+        check_count(several, self._most_prompts)
         return [await self._encode(each, special=True) for each in several]
 
     async def chat(self, messages: list[Message], variables: dict[str, Any]) -> list[int]:

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from ..engine.messages import Sampling
+from .limits import MOST_LEVELS, MOST_MESSAGES, MOST_NAME, MOST_STOP, is_deeper
 
 IGNORED = (
     # of OpenAI
@@ -97,6 +98,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 """Unsupported fields that would change the answer, with their neutral values. Only those and null
 are accepted. A field that no list here names is ignored, and the response says so."""
 
+Name = Annotated[str, Field(max_length=MOST_NAME)]
 Tokens = Annotated[list[int], Field(fail_fast=True)]
 Prompt = (
     str
@@ -126,15 +128,21 @@ class Tolerant(Strict):
 
     @model_validator(mode="before")
     @classmethod
-    def _refuse_what_changes_the_answer(cls, data: Any) -> Any:
+    def _refuse(cls, data: Any) -> Any:
+        for name, value in data.items() if isinstance(data, dict) else ():
+            if (
+                isinstance(value, dict | list)
+                and name != "prompt"
+                and is_deeper(value, MOST_LEVELS)
+            ):
+                reason = f"{{param}} is nested deeper than {MOST_LEVELS} levels"
+                raise PydanticCustomError(REFUSED, reason, {"param": name})
         for name, allowed in NEUTRAL.items() if isinstance(data, dict) else ():
             value = None if name in cls.model_fields else data.get(name)
             if value is not None and not _is_one_of(value, allowed):
                 except_as = f", except as {allowed[0]!r}" if allowed else ""
                 context = {"param": name, "except_as": except_as}
-                raise PydanticCustomError(
-                    UNSUPPORTED, "{param} is not supported{except_as}", context
-                )
+                raise PydanticCustomError(REFUSED, "{param} is not supported{except_as}", context)
         return data
 
     @property
@@ -143,8 +151,8 @@ class Tolerant(Strict):
         return [x for x in self.model_extra or {} if x not in NEUTRAL and x not in IGNORED]
 
 
-UNSUPPORTED = "unsupported"
-"""The type of a validation error about a field of :data:`NEUTRAL`."""
+REFUSED = "refused"
+"""The type of a validation error whose context names the field, as ``param``."""
 
 
 def _is_one_of(value: Any, allowed: tuple[Any, ...]) -> bool:
@@ -172,7 +180,7 @@ class KvkeepOptions(Strict):
 class GenerationRequest(Tolerant):
     """Fields that completions and chat completions share."""
 
-    model: str | None = None  # None: the served model
+    model: Name | None = None  # None: the served model
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
     temperature: float = 1.0
@@ -182,10 +190,10 @@ class GenerationRequest(Tolerant):
     max_tokens: int | None = None
     max_completion_tokens: int | None = None  # OpenAI's newer name for max_tokens; wins over it
     stop: str | list[str] = []
-    stop_token_ids: Tokens = []
+    stop_token_ids: Annotated[Tokens, Field(max_length=MOST_STOP)] = []
     ignore_eos: bool = False
-    cache_salt: str = ""  # requests share prefixes only if their cache_salt is equal ...
-    extra_key: str = ""  # ... and their extra_key, too
+    cache_salt: Name = ""  # requests share prefixes only if their cache_salt is equal ...
+    extra_key: Name = ""  # ... and their extra_key, too
     priority: int = Field(default=0, ge=0, le=255)  # eviction order "priority": lowest goes first
     kvkeep: KvkeepOptions = KvkeepOptions()
 
@@ -194,6 +202,11 @@ class GenerationRequest(Tolerant):
         """The cache namespace: salt and extra key, joined injectively. Empty if both are."""
         pair = [self.cache_salt, self.extra_key]
         return json.dumps(pair) if any(pair) else ""
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """Stop strings."""
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
     @property
     def limit(self) -> int | None:
@@ -213,7 +226,7 @@ class GenerationRequest(Tolerant):
             top_k=self.top_k,
             seed=self.seed,
             max_tokens=max_tokens,
-            stop=(self.stop,) if isinstance(self.stop, str) else tuple(self.stop),
+            stop=self.stops,
             stop_token_ids=tuple(self.stop_token_ids),
             ignore_eos=self.ignore_eos,
         )
@@ -252,7 +265,7 @@ class Message(BaseModel):
 class ChatRequest(GenerationRequest):
     """Body of ``POST /v1/chat/completions``."""
 
-    messages: list[Message]
+    messages: Annotated[list[Message], Field(max_length=MOST_MESSAGES)]
     chat_template_kwargs: dict[str, Any] = {}  # further variables of the chat template
     reasoning_effort: str | None = None  # one more of them, under this name
 

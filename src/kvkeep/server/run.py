@@ -17,7 +17,8 @@ import uvicorn
 from ..engine.client import EngineClient, EngineLink
 from ..schema import ConfigError
 from .app import create_app
-from .config import ServerConfig
+from .config import ApiConfig, ServerConfig
+from .limits import HEADERS
 from .prompts import Tokenizer
 
 GRACE_SECONDS = 30
@@ -57,13 +58,17 @@ def serve(config: ServerConfig) -> None:
         gc.collect()
         gc.freeze()  # so that no collection in the midst of a hit scans all that was loaded
         try:
-            run(engine, listener, config.log_level)
+            run(engine, listener, config.log_level, api=config.api)
         finally:
             gc.unfreeze()  # Python collects at exit; what it skips, Triton's library calls leaked
 
 
 def run(
-    engine: ServedEngine, listener: socket.socket, log_level: str, grace: int = GRACE_SECONDS
+    engine: ServedEngine,
+    listener: socket.socket,
+    log_level: str,
+    grace: int = GRACE_SECONDS,
+    api: ApiConfig | None = None,
 ) -> None:
     """Serve ``engine`` on ``listener`` until SIGINT or SIGTERM, then close it."""
     logging.basicConfig()
@@ -71,9 +76,11 @@ def run(
     # uvicorn ends gracefully on both, then raises what it got once more.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        app = create_app(EngineClient(engine), engine.tokenizer)
+        app = create_app(EngineClient(engine), engine.tokenizer, api)
         engine.start()
-        config = uvicorn.Config(app, log_level=log_level, timeout_graceful_shutdown=grace)
+        config = uvicorn.Config(
+            app, log_level=log_level, timeout_graceful_shutdown=grace, **HEADERS
+        )
         with contextlib.suppress(KeyboardInterrupt):
             _Server(config, engine).run([listener])
     finally:

@@ -19,6 +19,8 @@ from ..engine.client import EngineClient
 from ..engine.messages import Finished, Generate, Output
 from ..schema import ModelNotFound, PromptTooLong
 from .answers import Answer, Replies, Shape
+from .config import ApiConfig
+from .limits import check_stop
 from .metrics import Metrics
 from .prompts import Encoder
 from .protocol import GenerationRequest
@@ -30,16 +32,25 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """What the endpoints of one app share: engine client, encoder, metrics."""
+    """What the endpoints of one app share: engine client, encoder, limits, metrics."""
 
     client: EngineClient
     encoder: Encoder
+    api: ApiConfig = field(default_factory=ApiConfig)
     metrics: Metrics = field(default_factory=Metrics)
 
-    def check_model(self, name: str | None) -> None:
-        """Raises :class:`ModelNotFound` unless ``name`` is served here."""
-        if name not in (None, self.client.info.name):
-            raise ModelNotFound(f"model {name!r} is not served here; {self.client.info.name!r} is")
+    def check(self, body: GenerationRequest) -> None:
+        """Check what needs neither tokens nor the engine.
+
+        Raises:
+            ModelNotFound: ``body`` names a model that is not served here.
+            RequestError: it has too many stop strings, or one that is too long.
+        """
+        if body.model not in (None, self.client.info.name):
+            raise ModelNotFound(
+                f"model {body.model!r} is not served here; {self.client.info.name!r} is"
+            )
+        check_stop(body.stops, self.api.max_stop_strings)
 
     async def answer(
         self,
