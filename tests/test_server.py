@@ -19,6 +19,7 @@ from fake_engine import VOCAB, FakeEngine, FakeTokenizer
 from kvkeep.engine.client import EngineClient
 from kvkeep.server.app import create_app
 from kvkeep.server.protocol import NEUTRAL, CompletionRequest
+from kvkeep.server.tokens import Texts
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 HELLO = [{"role": "user", "content": "hello"}]
@@ -405,7 +406,7 @@ class TestErrors:
     async def test_a_fault_of_the_server(
         self, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(FakeTokenizer, "encode", lambda *_, **__: 1 / 0)
+        monkeypatch.setattr(Texts, "encode", lambda *_, **__: 1 / 0)
         answer = await http.post(COMPLETIONS, json={"prompt": "a"})
         assert answer.status_code == 500
         assert answer.json()["error"]["type"] == "server_error"

@@ -8,8 +8,9 @@ from ..engine.client import EngineClient
 from . import admin, chat, completions, errors
 from .config import ApiConfig
 from .limits import BodyLimits
-from .prompts import Encoder, Tokenizer
+from .prompts import Encoder
 from .service import Service
+from .tokens import Tokenizer
 
 
 def create_app(client: EngineClient, tokenizer: Tokenizer, api: ApiConfig | None = None) -> FastAPI:
@@ -17,7 +18,9 @@ def create_app(client: EngineClient, tokenizer: Tokenizer, api: ApiConfig | None
     api = api or ApiConfig()
     app = FastAPI(title="kvkeep")
     app.add_middleware(BodyLimits, api)
-    service = Service(client, Encoder(tokenizer, client.info.vocab_size, api.max_prompts), api)
+    info = client.info
+    encoder = Encoder(tokenizer, info.context_length, info.vocab_size, api.max_prompts)
+    service = Service(client, encoder, api)
     for room in (completions, chat, admin):
         app.include_router(room.routes(service))
     errors.install(app)

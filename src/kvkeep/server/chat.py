@@ -6,7 +6,7 @@ from fastapi import APIRouter, Request, Response
 
 from .answers import CHAT
 from .protocol import ChatRequest
-from .service import Service
+from .service import Service, while_connected
 
 
 def routes(service: Service) -> APIRouter:
@@ -17,7 +17,7 @@ def routes(service: Service) -> APIRouter:
     async def chat(body: ChatRequest, request: Request) -> Response:
         """Answer a conversation, formatted with the model's chat template."""
         service.check(body)
-        prompt = await service.encoder.chat(body.messages, body.variables)
+        prompt = await while_connected(request, service.encoder.chat(body.messages, body.variables))
         return await service.answer(request, body, CHAT, [prompt])
 
     return router

@@ -19,7 +19,7 @@ from ..schema import ConfigError
 from .app import create_app
 from .config import ApiConfig, ServerConfig
 from .limits import HEADERS
-from .prompts import Tokenizer
+from .tokens import Tokenizer
 
 GRACE_SECONDS = 30
 """How long running requests may take to finish once the server was told to stop."""
