@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -17,8 +18,9 @@ import uvicorn
 from fake_engine import FakeEngine, FakeTokenizer
 
 from kvkeep.engine.client import EngineClient
+from kvkeep.engine.config import EngineConfig
 from kvkeep.server.app import create_app
-from kvkeep.server.config import ApiConfig
+from kvkeep.server.config import ApiConfig, ServerConfig
 from kvkeep.server.limits import (
     HEADERS,
     MOST_LEVELS,
@@ -35,6 +37,10 @@ HELLO = [{"role": "user", "content": "hello"}]
 JSON = {"content-type": "application/json"}
 
 
+def configured(**limits: Any) -> ServerConfig:
+    return ServerConfig(engine=EngineConfig(model=Path("fake")), api=ApiConfig(**limits))
+
+
 @pytest.fixture
 def engine() -> Iterator[FakeEngine]:
     engine = FakeEngine()
@@ -44,7 +50,7 @@ def engine() -> Iterator[FakeEngine]:
 
 @pytest.fixture
 async def http(engine: FakeEngine, anyio_backend: str) -> AsyncIterator[httpx.AsyncClient]:
-    api = ApiConfig(max_body_bytes=100_000, body_timeout=0.2, max_prompts=3, max_stop_strings=2)
+    api = configured(max_body_bytes=100_000, body_timeout=0.2, max_prompts=3, max_stop_strings=2)
     app = create_app(EngineClient(engine), FakeTokenizer(), api)
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://kvkeep") as client:
@@ -86,7 +92,7 @@ class TestBodies:
 
     async def test_a_large_body_is_not_read(self, engine: FakeEngine) -> None:
         """By its stated length; by what has come of it, if its length is not stated."""
-        app = create_app(EngineClient(engine), FakeTokenizer(), ApiConfig(max_body_bytes=10))
+        app = create_app(EngineClient(engine), FakeTokenizer(), configured(max_body_bytes=10))
         for headers, reads in (([(b"content-length", b"11")], 0), ([], 2)):
             asked, sent = 0, []
 
@@ -128,7 +134,7 @@ class TestConnections:
 
     @pytest.fixture
     def url(self, engine: FakeEngine) -> Iterator[str]:
-        app = create_app(EngineClient(engine), FakeTokenizer(), ApiConfig(max_body_bytes=1000))
+        app = create_app(EngineClient(engine), FakeTokenizer(), configured(max_body_bytes=1000))
         server = uvicorn.Server(uvicorn.Config(app, log_level="critical", **HEADERS))
         with socket.create_server(("127.0.0.1", 0)) as listener:
             thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})

@@ -415,13 +415,6 @@ class TestErrors:
 class TestAdmin:
     pytestmark = pytest.mark.anyio
 
-    async def test_models(self, http: httpx.AsyncClient) -> None:
-        (model,) = (await http.get("/v1/models")).json()["data"]
-        assert (model["id"], model["max_model_len"]) == ("fake", 64)
-
-    async def test_health(self, http: httpx.AsyncClient) -> None:
-        assert (await http.get("/health")).json() == {"status": "ok"}
-
     async def test_evict(self, http: httpx.AsyncClient) -> None:
         assert (await post(http, "/kvkeep/evict", tier="host"))["evicted"] == 7
 

@@ -75,12 +75,13 @@ class Answer:
 
     def __init__(self, shape: Shape, model: str, prompts: Sequence[Sequence[int]]) -> None:
         self._shape = shape
+        self.id = f"{shape.prefix}-{uuid.uuid4().hex}"
         self._head = {
-            "id": f"{shape.prefix}-{uuid.uuid4().hex}",
+            "id": self.id,
             "created": int(time.time()),
             "model": model,
         }
-        self.ids = [f"{self._head['id']}-{index}" for index in range(len(prompts))]
+        self.ids = [f"{self.id}-{index}" for index in range(len(prompts))]
         self._choices = {
             name: Choice(len(prompt)) for name, prompt in zip(self.ids, prompts, strict=True)
         }

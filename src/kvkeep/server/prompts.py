@@ -28,8 +28,11 @@ class Encoder:
         self._vocab_size = vocab_size
         self._most_prompts = most_prompts
 
-    async def prompts(self, prompt: Prompt) -> list[list[int]]:
+    async def prompts(self, prompt: Prompt, *, special: bool = True) -> list[list[int]]:
         """Tokens of each prompt in ``prompt``, which is one or several, text or token ids.
+
+        Args:
+            special: with the tokens that every text begins or ends with.
 
         Raises:
             RequestError: there are too many prompts; or one is empty, is not valid Unicode, or has
@@ -45,15 +48,18 @@ class Encoder:
             return [self.checked(cast(list[int], each)) for each in several]
         texts = cast(list[str], several)
         return await self.texts.run(
-            lambda: [self.texts.encode(each, special=True) for each in texts],
+            lambda: [self.texts.encode(each, special) for each in texts],
             sum(map(len, texts)),
         )
 
-    async def chat(self, messages: list[Message], variables: dict[str, Any]) -> list[int]:
+    async def chat(
+        self, messages: list[Message], variables: dict[str, Any], *, special: bool = False
+    ) -> list[int]:
         """Tokens of ``messages`` in the model's chat template, with the generation prompt.
 
         Args:
             variables: further variables of the template.
+            special: with the tokens that every text begins or ends with, besides the template's.
 
         Raises:
             RequestError: the model has no chat template, the template rejects the messages, or
@@ -69,9 +75,13 @@ class Encoder:
             raise RequestError(f"chat_template_kwargs must not set {min(forbidden)!r}")
         turns = [message.flat() for message in messages]
         return await self.texts.run(
-            lambda: self.texts.encode(self._render(turns, variables), special=False),
+            lambda: self.texts.encode(self._render(turns, variables), special),
             sum(len(turn["content"]) for turn in turns),
         )
+
+    async def text(self, tokens: list[int], skip_special: bool) -> str:
+        """The text of ``tokens``."""
+        return await self.texts.run(lambda: self.texts.decode(tokens, skip_special), len(tokens))
 
     def _render(self, turns: list[dict[str, Any]], variables: dict[str, Any]) -> str:
         variables = {"add_generation_prompt": True} | variables

@@ -192,6 +192,7 @@ class GenerationRequest(Tolerant):
     stop: str | list[str] = []
     stop_token_ids: Annotated[Tokens, Field(max_length=MOST_STOP)] = []
     ignore_eos: bool = False
+    rid: Name | list[Name] = []  # names by which the request can be aborted
     cache_salt: Name = ""  # requests share prefixes only if their cache_salt is equal ...
     extra_key: Name = ""  # ... and their extra_key, too
     priority: int = Field(default=0, ge=0, le=255)  # eviction order "priority": lowest goes first
@@ -207,6 +208,11 @@ class GenerationRequest(Tolerant):
     def stops(self) -> tuple[str, ...]:
         """Stop strings."""
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+    @property
+    def rids(self) -> list[str]:
+        """Names by which the request can be aborted."""
+        return [self.rid] if isinstance(self.rid, str) else self.rid
 
     @property
     def limit(self) -> int | None:
@@ -262,10 +268,13 @@ class Message(BaseModel):
         return self.model_dump() | {"content": text}
 
 
+Messages = Annotated[list[Message], Field(max_length=MOST_MESSAGES)]
+
+
 class ChatRequest(GenerationRequest):
     """Body of ``POST /v1/chat/completions``."""
 
-    messages: Annotated[list[Message], Field(max_length=MOST_MESSAGES)]
+    messages: Messages
     chat_template_kwargs: dict[str, Any] = {}  # further variables of the chat template
     reasoning_effort: str | None = None  # one more of them, under this name
 
@@ -274,6 +283,32 @@ class ChatRequest(GenerationRequest):
         """Variables of the chat template."""
         effort = self.reasoning_effort
         return ({} if effort is None else {"reasoning_effort": effort}) | self.chat_template_kwargs
+
+
+class TokenizeRequest(Tolerant):
+    """Body of ``POST /tokenize``: a prompt, several, or a chat."""
+
+    model: Name | None = None
+    prompt: str | list[str] | None = None
+    messages: Messages | None = None
+    add_special_tokens: bool | None = None  # None: for prompts, and not for chats
+    add_generation_prompt: bool = True
+    chat_template_kwargs: dict[str, Any] = {}
+
+
+class DetokenizeRequest(Tolerant):
+    """Body of ``POST /detokenize``."""
+
+    model: Name | None = None
+    tokens: Tokens
+    skip_special_tokens: bool = False
+
+
+class AbortRequest(Tolerant):
+    """Body of ``POST /abort_request``."""
+
+    rid: Name = ""  # of the request, or the id of its response
+    abort_all: bool = False
 
 
 class EvictRequest(Strict):

@@ -24,6 +24,7 @@ from .limits import check_stop
 from .metrics import Metrics
 from .prompts import Encoder
 from .protocol import GenerationRequest
+from .running import Running
 
 T = TypeVar("T")
 
@@ -32,11 +33,12 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """What the endpoints of one app share: engine client, encoder, limits, metrics."""
+    """What the endpoints of one app share."""
 
     client: EngineClient
     encoder: Encoder
-    api: ApiConfig = field(default_factory=ApiConfig)
+    api: ApiConfig
+    running: Running
     metrics: Metrics = field(default_factory=Metrics)
 
     def check(self, body: GenerationRequest) -> None:
@@ -46,11 +48,13 @@ class Service:
             ModelNotFound: ``body`` names a model that is not served here.
             RequestError: it has too many stop strings, or one that is too long.
         """
-        if body.model not in (None, self.client.info.name):
-            raise ModelNotFound(
-                f"model {body.model!r} is not served here; {self.client.info.name!r} is"
-            )
+        self.check_model(body.model)
         check_stop(body.stops, self.api.max_stop_strings)
+
+    def check_model(self, name: str | None) -> None:
+        """Raises :class:`ModelNotFound` unless ``name`` is served here."""
+        if name not in (None, self.client.info.name):
+            raise ModelNotFound(f"model {name!r} is not served here; {self.client.info.name!r} is")
 
     async def answer(
         self,
@@ -85,7 +89,9 @@ class Service:
             for name, tokens in zip(answer.ids, prompts, strict=True)
         ]
         endpoint = request.url.path
-        replies = self.metrics.watch(endpoint, self.client.generate(*generates))
+        replies = self.client.generate(*generates)
+        replies = self.running.track([answer.id, *body.rids], generates, replies)
+        replies = self.metrics.watch(endpoint, replies)
         headers = _ignored(body.unknown)
         if not body.stream:
             whole = await while_connected(request, answer.whole(replies))

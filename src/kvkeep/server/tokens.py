@@ -82,7 +82,7 @@ class Texts:
         tokens: list[int] = encoding.ids
         return tokens
 
-    def decode(self, tokens: list[int]) -> str:
-        """The text of ``tokens``, special ones included. Thread-safe."""
-        text: str = self._backend.decode(tokens, skip_special_tokens=False)
+    def decode(self, tokens: list[int], skip_special: bool = False) -> str:
+        """The text of ``tokens``, without special ones if ``skip_special``. Thread-safe."""
+        text: str = self._backend.decode(tokens, skip_special_tokens=skip_special)
         return text
