@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+
 from kvkeep.engine.messages import (
     Abort,
     Ask,
@@ -33,13 +35,16 @@ def letters(tokens: list[int]) -> str:
 
 
 class FakeTokenizer:
-    """One token per ASCII character."""
+    """One token per ASCII character; the last token stands for all others."""
+
+    split_special_tokens = False
 
     def __init__(self, chat_template: str | None = "plain") -> None:
         self.chat_template = chat_template
-
-    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        return [min(ord(letter), VOCAB - 1) for letter in text]
+        vocabulary = {chr(token): token for token in range(VOCAB)}
+        self.backend_tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=chr(VOCAB - 1)))
+        self.backend_tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+        self.backend_tokenizer.decoder = decoders.Fuse()
 
     def apply_chat_template(
         self,

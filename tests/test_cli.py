@@ -171,7 +171,7 @@ def test_what_a_server_froze_is_collected_when_it_has_stopped(
     """Frozen objects skip the collection at exit, and extensions report theirs as leaked."""
     frozen: list[int] = []
     monkeypatch.setattr(engine_core, "Engine", lambda _: None)
-    monkeypatch.setattr(server_run, "run", lambda *_: frozen.append(gc.get_freeze_count()))
+    monkeypatch.setattr(server_run, "run", lambda *_, **__: frozen.append(gc.get_freeze_count()))
     server_run.serve(ServerConfig(port=0, engine=EngineConfig(model=model)))
     assert frozen[0] > 0
     assert gc.get_freeze_count() == 0

@@ -7,7 +7,7 @@ import json
 import socket
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Any
 
 import httpx
@@ -18,6 +18,8 @@ from fake_engine import VOCAB, FakeEngine, FakeTokenizer
 
 from kvkeep.engine.client import EngineClient
 from kvkeep.server.app import create_app
+from kvkeep.server.protocol import NEUTRAL, CompletionRequest
+from kvkeep.server.tokens import Texts
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 HELLO = [{"role": "user", "content": "hello"}]
@@ -166,6 +168,83 @@ class TestCompletions:
         assert last["choices"] == []
         assert last["usage"]["completion_tokens"] == 32
 
+    async def test_usage_in_every_event(self, http: httpx.AsyncClient) -> None:
+        options = {"include_usage": True, "continuous_usage_stats": True}
+        body = {"prompt": ["ab", "c"], "max_tokens": 2, "stream": True, "stream_options": options}
+        *pieces, last = events((await http.post(COMPLETIONS, json=body)).text)
+        counts: list[list[tuple[int, ...]]] = [[], []]
+        for piece in pieces:
+            counts[piece["choices"][0]["index"]].append(tuple(piece["usage"].values()))
+            assert [*piece["usage"]] == ["prompt_tokens", "completion_tokens", "total_tokens"]
+        assert counts == [[(2, 1, 3), (2, 2, 4), (2, 2, 4)], [(1, 1, 2), (1, 2, 3), (1, 2, 3)]]
+        assert (last["choices"], last["usage"]["total_tokens"]) == ([], 7)
+        del options["include_usage"]
+        *_, last = events((await http.post(COMPLETIONS, json=body)).text)
+        assert last["choices"]
+
+
+class TestFieldsOfOthers:
+    """Fields that other servers know, and fields that nobody does."""
+
+    pytestmark = pytest.mark.anyio
+
+    GUIDELLM: Mapping[str, Any] = {
+        "model": "fake", "max_tokens": 4, "stop": None, "ignore_eos": True, "stream": True,
+        "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+    }  # fmt: skip
+    ROUTER: Mapping[str, Any] = {
+        "model": "fake", "n": 1, "ignore_eos": False, "no_stop_trim": False,
+        "continue_final_message": False, "skip_special_tokens": True, "separate_reasoning": True,
+        "stream_reasoning": True, "return_hidden_states": False, "stream": False, "echo": False,
+        "bootstrap_room": 7, "parallel_tool_calls": True, "session_params": None, "max_tokens": 2,
+    }  # fmt: skip
+
+    @pytest.mark.parametrize("fields", [GUIDELLM, ROUTER], ids=["guidellm", "sglang-router"])
+    @pytest.mark.parametrize(
+        ("path", "prompt"), [(COMPLETIONS, {"prompt": "a"}), (CHAT, {"messages": HELLO})]
+    )
+    async def test_requests_of(
+        self, http: httpx.AsyncClient, path: str, prompt: Any, fields: Mapping[str, Any]
+    ) -> None:
+        answer = await http.post(path, json={**fields, **prompt})
+        assert answer.status_code == 200, answer.text
+        assert "x-kvkeep-ignored" not in answer.headers
+
+    @pytest.mark.parametrize("stream", [False, True])
+    async def test_an_unknown_field_is_ignored_and_named(
+        self, http: httpx.AsyncClient, stream: bool
+    ) -> None:
+        body = {"prompt": "a", "temprature": 1, "a b": 2, "x" * 65: 3, "top.k": [], "user": "me"}
+        answer = await http.post(COMPLETIONS, json=body | {"stream": stream, "min_p": 0})
+        assert answer.status_code == 200
+        assert answer.headers["x-kvkeep-ignored"] == "temprature, top.k"
+
+    async def test_so_many_names_at_most(self, http: httpx.AsyncClient) -> None:
+        body = {"prompt": "a"} | {f"f{number}": 0 for number in range(1000)}
+        answer = await http.post(COMPLETIONS, json=body)
+        assert answer.headers["x-kvkeep-ignored"].count(",") == 15
+
+    def test_every_neutral_value_is_accepted(self) -> None:
+        for name, values in NEUTRAL.items():
+            for value in (*values, None):
+                body = CompletionRequest.model_validate({"prompt": "a", name: value})
+                assert not body.unknown
+            with pytest.raises(ValueError, match=f"{name} is not supported"):
+                CompletionRequest.model_validate({"prompt": "a", name: "something else"})
+
+    async def test_parts_with_marks_for_other_caches(self, http: httpx.AsyncClient) -> None:
+        part = {"type": "text", "text": "hey", "cache_control": {"type": "ephemeral"}}
+        await post(http, CHAT, messages=[{"role": "user", "content": [part]}])
+
+    async def test_reasoning_effort_is_a_variable_of_the_template(
+        self, http: httpx.AsyncClient, engine: FakeEngine
+    ) -> None:
+        await post(http, CHAT, messages=HELLO, reasoning_effort="low")
+        both = {"reasoning_effort": "low", "chat_template_kwargs": {"reasoning_effort": "high"}}
+        await post(http, CHAT, messages=HELLO, **both)
+        texts = ["".join(map(chr, request.tokens)) for request in engine.generates()]
+        assert texts == [f"<user>hello{effort}<assistant>" for effort in ("low", "high")]
+
 
 class TestChat:
     pytestmark = pytest.mark.anyio
@@ -230,7 +309,11 @@ BAD = [  # path, body, status, param, part of the message
     (COMPLETIONS, '{"prompt": "a", "logprobs": 0}', 400, "logprobs", "not supported"),
     (COMPLETIONS, '{"prompt": "a", "echo": true}', 400, "echo", "not supported"),
     (COMPLETIONS, '{"prompt": "a", "best_of": 2}', 400, "best_of", "not supported"),
-    (COMPLETIONS, '{"prompt": "a", "temprature": 1}', 400, "temprature", "not a parameter"),
+    (COMPLETIONS, '{"prompt": "a", "no_stop_trim": true}', 400, "no_stop_trim", "except as False"),
+    (COMPLETIONS, '{"prompt": "a", "n": true}', 400, "n", "not supported, except as 1"),
+    (COMPLETIONS, '{"prompt": "a", "json_schema": "{}"}', 400, "json_schema", "not supported"),
+    (COMPLETIONS, '{"prompt": "a", "stream_options": {"include_usage": 1}}', 400, "stream_options",
+     "valid boolean"),
     (COMPLETIONS, '{"prompt": "a", "kvkeep": {"speculat": true}}', 400, "kvkeep", "speculat"),
     (COMPLETIONS, '{"prompt": "a", "model": "gpt-4"}', 404, "model", "not served here"),
     (COMPLETIONS, '{"max_tokens": 1}', 400, "prompt", "required"),
@@ -250,12 +333,17 @@ BAD = [  # path, body, status, param, part of the message
     (CHAT, '{"messages": [{"role": "user"}]}', 400, "messages", "required"),
     (CHAT, json.dumps({"messages": [{"role": "nobody", "content": ""}]}), 400, "messages", "role"),
     (CHAT, json.dumps({"messages": HELLO, "tools": [{}]}), 400, "tools", "not supported"),
+    (CHAT, json.dumps({"messages": HELLO, "return_hidden_states": True}), 400,
+     "return_hidden_states", "not supported, except as False"),
+    (CHAT, json.dumps({"messages": HELLO, "continue_final_message": True}), 400,
+     "continue_final_message", "not supported"),
     (CHAT, json.dumps({"messages": HELLO, "logprobs": True}), 400, "logprobs", "not supported"),
     (CHAT, json.dumps({"messages": HELLO, "chat_template_kwargs": {"tokenize": 1}}), 400,
      "chat_template_kwargs", "must not set"),
     (CHAT, json.dumps({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}), 400,
      "messages", "text"),
     ("/kvkeep/evict", '{"tier": "storage"}', 400, "tier", "device"),
+    ("/kvkeep/evict", '{"tier": "host", "x": 1}', 400, "x", "not a parameter"),
     ("/nowhere", "{}", 404, None, "POST /nowhere: Not Found"),
     ("/health", "{}", 405, None, "POST /health: Method Not Allowed"),
 ]  # fmt: skip
@@ -318,7 +406,7 @@ class TestErrors:
     async def test_a_fault_of_the_server(
         self, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(FakeTokenizer, "encode", lambda *_, **__: 1 / 0)
+        monkeypatch.setattr(Texts, "encode", lambda *_, **__: 1 / 0)
         answer = await http.post(COMPLETIONS, json={"prompt": "a"})
         assert answer.status_code == 500
         assert answer.json()["error"]["type"] == "server_error"
@@ -326,13 +414,6 @@ class TestErrors:
 
 class TestAdmin:
     pytestmark = pytest.mark.anyio
-
-    async def test_models(self, http: httpx.AsyncClient) -> None:
-        (model,) = (await http.get("/v1/models")).json()["data"]
-        assert (model["id"], model["max_model_len"]) == ("fake", 64)
-
-    async def test_health(self, http: httpx.AsyncClient) -> None:
-        assert (await http.get("/health")).json() == {"status": "ok"}
 
     async def test_evict(self, http: httpx.AsyncClient) -> None:
         assert (await post(http, "/kvkeep/evict", tier="host"))["evicted"] == 7

@@ -20,13 +20,13 @@ from kvkeep.engine.build import open_store
 from kvkeep.engine.config import GIB, EngineConfig
 from kvkeep.schema import Component, ConfigError, Group, Identity, Schema
 from kvkeep.server import run as server_run
-from kvkeep.server.config import ServerConfig
+from kvkeep.server.config import ApiConfig, ServerConfig
 from kvkeep.settings import MEMORY, Setting, check, make, setting, settings_of
 from kvkeep.stores import registry
 
 ALL = settings_of(ServerConfig)
 MODEL = Path("model")
-CLASSES = (Policy, EngineConfig, ServerConfig)
+CLASSES = (Policy, EngineConfig, ApiConfig, ServerConfig)
 
 
 def of(name: str) -> Setting:
@@ -39,7 +39,7 @@ def of(name: str) -> Setting:
 @pytest.mark.parametrize("kind", CLASSES)
 def test_every_field_is_described(kind: type) -> None:
     described = {one.name for one in settings_of(kind)}
-    assert {x.name for x in fields(kind)} <= described | {"policy", "engine"}
+    assert {x.name for x in fields(kind)} <= described | {"policy", "engine", "api"}
 
 
 def test_no_name_means_two_settings() -> None:

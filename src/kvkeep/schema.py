@@ -61,6 +61,7 @@ class KvkeepError(Exception):
         +-- StoreError         a storage backend failed; the lanes contain it
         +-- LoadFailed         a load to the device failed; its requests repeat the step
         +-- InvariantError     kvkeep's bookkeeping is wrong; the affected pages are dropped
+        +-- Aborted            an operator aborted the request
         +-- Closed             the cache, store or engine was closed
     """
 
@@ -107,6 +108,10 @@ class LoadFailed(KvkeepError):
 
 class InvariantError(KvkeepError):
     """Bookkeeping is wrong. The cache drops the affected pages and goes on."""
+
+
+class Aborted(KvkeepError):
+    """An operator aborted the request."""
 
 
 class Closed(KvkeepError):

@@ -17,7 +17,8 @@ from typing import Any, TypeVar, get_args, get_type_hints
 
 from .schema import ConfigError
 
-SERVER, MEMORY, STORAGE, SPECULATION = "Server", "Memory", "Storage", "Speculation"
+SERVER, REQUESTS = "Server", "Requests"
+MEMORY, STORAGE, SPECULATION = "Memory", "Storage", "Speculation"
 """Panels of the help."""
 
 T = TypeVar("T")
@@ -39,6 +40,7 @@ class Setting:
     above: float | None  # ... and if it is not
     most: float | None  # the upper bound, if it is allowed itself, ...
     below: float | None  # ... and if it is not
+    secret: bool  # shown to nobody
     unit: int  # what an operator's 1 is in the field: 1 << 30 where bytes are written in GiB
 
     @property
@@ -120,6 +122,7 @@ def described(
     above: float | None = None,
     most: float | None = None,
     below: float | None = None,
+    secret: bool = False,
     unit: int = 1,
 ) -> dict[str, Any]:
     """Metadata of a field without a default; the arguments are as in :class:`Setting`.
@@ -128,7 +131,7 @@ def described(
     """
     return {
         "panel": panel, "help": text, "flags": flags, "choices": choices, "unit": unit,
-        "least": least, "above": above, "most": most, "below": below,
+        "secret": secret, "least": least, "above": above, "most": most, "below": below,
     }  # fmt: skip
 
 
@@ -169,6 +172,24 @@ def settings_of(kind: type) -> tuple[Setting, ...]:
 def flag(name: str) -> str:
     """As an option on the command line."""
     return f"--{name.replace('_', '-')}"
+
+
+def written(config: Any) -> dict[str, Any]:
+    """All settings of ``config`` as an operator would write them, by flag: ``page_size``.
+
+    Secrets are left out, paths are text.
+    """
+    values = {}
+    for one in _own(type(config)):
+        value = getattr(config, one.name)
+        if value is not None and one.unit != 1:
+            value /= one.unit
+        if not one.secret:
+            name = one.flags[0].removeprefix("--").replace("-", "_")
+            values[name] = str(value) if isinstance(value, Path) else value
+    for name in _within(type(config)):
+        values |= written(getattr(config, name))
+    return values
 
 
 def check(config: Any) -> None:

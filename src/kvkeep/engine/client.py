@@ -8,7 +8,7 @@ import uuid
 from collections.abc import AsyncGenerator, Callable, Collection, Iterator
 from typing import Protocol, TypeVar
 
-from ..schema import Closed, InvariantError, KvkeepError, RequestError
+from ..schema import Aborted, Closed, InvariantError, KvkeepError, RequestError
 from .messages import (
     Abort,
     Ask,
@@ -77,6 +77,12 @@ class EngineClient:
                 with contextlib.suppress(Closed):
                     for name in running:
                         self._link.send(Abort(name))
+
+    def abort(self, name: str) -> None:
+        """Fail a request, and those that it runs together with, with :class:`Aborted`."""
+        self._deliver(Failed(name, Aborted.__name__, "the request was aborted"))
+        with contextlib.suppress(Closed):
+            self._link.send(Abort(name))
 
     async def evict(self, tier: str) -> int:
         """Evict every unpinned page from ``"device"`` or ``"host"``.

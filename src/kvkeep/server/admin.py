@@ -1,58 +1,45 @@
-"""Endpoints for operators: models, health, metrics and eviction."""
+"""Endpoints for operators: metrics, eviction and aborts."""
 
 from __future__ import annotations
 
-import asyncio
-import time
 from typing import Any
 
 from fastapi import APIRouter, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from ..schema import Closed
-from .protocol import EvictRequest
+from ..schema import RequestError
+from .protocol import AbortRequest, EvictRequest
 from .service import Service
-
-HEALTH_SECONDS = 20.0  # an engine that takes longer to answer is unhealthy
 
 
 def routes(service: Service) -> APIRouter:
     """The endpoints, served by ``service``."""
     router = APIRouter(tags=["admin"])
-    info = service.client.info
-    created = int(time.time())
-
-    @router.get("/v1/models")
-    async def models() -> dict[str, Any]:
-        """List the one model that this server serves."""
-        model = {
-            "id": info.name,
-            "object": "model",
-            "created": created,
-            "owned_by": "kvkeep",
-            "max_model_len": info.context_length,
-            "kvkeep": {"draft": info.draft, "page_tokens": info.page_tokens},
-        }
-        return {"object": "list", "data": [model]}
-
-    @router.get("/health")
-    async def health() -> dict[str, str]:
-        """200 if the engine answers in time, 503 otherwise."""
-        try:
-            await asyncio.wait_for(service.client.figures(), HEALTH_SECONDS)
-        except TimeoutError:
-            raise Closed(f"the engine has not answered for {HEALTH_SECONDS:g} s") from None
-        return {"status": "ok"}
+    client = service.client
 
     @router.get("/metrics")
     async def metrics() -> Response:
         """All metrics in the Prometheus text format."""
-        text = service.metrics.render(await service.client.figures())
+        text = service.metrics.render(await client.figures())
         return Response(text, media_type=CONTENT_TYPE_LATEST)
 
     @router.post("/kvkeep/evict")
     async def evict(body: EvictRequest) -> dict[str, Any]:
         """Evict every page that no request or transfer uses from a memory tier."""
-        return {"tier": body.tier, "evicted": await service.client.evict(body.tier)}
+        return {"tier": body.tier, "evicted": await client.evict(body.tier)}
+
+    @router.get("/flush_cache", include_in_schema=False)
+    @router.post("/flush_cache")
+    async def flush_cache() -> dict[str, Any]:
+        """Evict every page that no request or transfer uses from device and host, not storage."""
+        evicted = {tier: await client.evict(tier) for tier in ("device", "host")}
+        return {"success": True, "evicted": evicted}
+
+    @router.post("/abort_request")
+    async def abort_request(body: AbortRequest) -> dict[str, int]:
+        """Abort the requests with this ``rid`` or response id, or all. They end as "abort"."""
+        if not body.rid and not body.abort_all:
+            raise RequestError("rid must name a request, or abort_all be true")
+        return {"aborted": service.running.abort(None if body.abort_all else body.rid)}
 
     return router

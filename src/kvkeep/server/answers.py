@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 import uuid
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,6 +15,7 @@ import msgspec
 from ..engine.messages import Finished, Output, Usage
 from ..schema import KvkeepError
 from .errors import describe
+from .protocol import StreamOptions
 
 logger = logging.getLogger(__name__)
 
@@ -55,23 +56,35 @@ CHAT = Shape(
 class Choice:
     """Replies to one prompt, collected so far."""
 
+    prompt_tokens: int
+    completion_tokens: int = 0
     texts: list[str] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     finished: Finished | None = None
+
+    def usage(self, options: StreamOptions) -> dict[str, Any]:
+        """The ``usage`` field of a streamed event of this choice, if it has one."""
+        if not options.continuous_usage_stats:
+            return {"usage": None} if options.include_usage else {}
+        counts = {"prompt_tokens": self.prompt_tokens, "completion_tokens": self.completion_tokens}
+        return {"usage": counts | {"total_tokens": sum(counts.values())}}
 
 
 class Answer:
     """The response to one HTTP request: one choice per prompt, in the order of the prompts."""
 
-    def __init__(self, shape: Shape, model: str, prompts: int) -> None:
+    def __init__(self, shape: Shape, model: str, prompts: Sequence[Sequence[int]]) -> None:
         self._shape = shape
+        self.id = f"{shape.prefix}-{uuid.uuid4().hex}"
         self._head = {
-            "id": f"{shape.prefix}-{uuid.uuid4().hex}",
+            "id": self.id,
             "created": int(time.time()),
             "model": model,
         }
-        self.ids = [f"{self._head['id']}-{index}" for index in range(prompts)]
-        self._choices = {name: Choice() for name in self.ids}
+        self.ids = [f"{self.id}-{index}" for index in range(len(prompts))]
+        self._choices = {
+            name: Choice(len(prompt)) for name, prompt in zip(self.ids, prompts, strict=True)
+        }
 
     async def whole(self, replies: Replies) -> bytes:
         """Collect all ``replies``; return the response as JSON."""
@@ -97,26 +110,28 @@ class Answer:
         }
         return msgspec.json.encode(body)
 
-    async def events(self, replies: Replies, include_usage: bool) -> AsyncGenerator[bytes, None]:
+    async def events(self, replies: Replies, options: StreamOptions) -> AsyncGenerator[bytes, None]:
         """Yield the response as server-sent events. A failure becomes an error event."""
         index_of = {name: index for index, name in enumerate(self.ids)}
         unopened = set(self.ids) if self._shape.opening else set()
-        usage = {"usage": None} if include_usage else {}
         try:
             async with aclosing(replies):
                 async for reply in replies:
-                    index = index_of[reply.id]
+                    index, choice = index_of[reply.id], self._choices[reply.id]
                     if reply.id in unopened:
                         unopened.discard(reply.id)
-                        yield self._event([_choice(index, self._shape.opening, [])], **usage)
+                        opening = _choice(index, self._shape.opening, [])
+                        yield self._event([opening], **choice.usage(options))
                     if isinstance(reply, Finished):
-                        self._choices[reply.id].finished = reply
+                        choice.finished = reply
                         last = _choice(index, self._shape.delta(""), [], reply)
-                        yield self._event([last], **usage, kvkeep=_report(reply.usage))
+                        report = _report(reply.usage)
+                        yield self._event([last], **choice.usage(options), kvkeep=report)
                     elif reply.text or reply.tokens:
+                        choice.completion_tokens += len(reply.tokens)
                         piece = _choice(index, self._shape.delta(reply.text), reply.tokens)
-                        yield self._event([piece], **usage)
-            if include_usage:
+                        yield self._event([piece], **choice.usage(options))
+            if options.include_usage:
                 yield self._event([], usage=self._usage())
         except Exception as error:
             if not isinstance(error, KvkeepError):

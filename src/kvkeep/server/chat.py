@@ -6,7 +6,7 @@ from fastapi import APIRouter, Request, Response
 
 from .answers import CHAT
 from .protocol import ChatRequest
-from .service import Service
+from .service import Service, while_connected
 
 
 def routes(service: Service) -> APIRouter:
@@ -16,8 +16,8 @@ def routes(service: Service) -> APIRouter:
     @router.post("/v1/chat/completions")
     async def chat(body: ChatRequest, request: Request) -> Response:
         """Answer a conversation, formatted with the model's chat template."""
-        service.check_model(body.model)
-        prompt = await service.encoder.chat(body.messages, body.chat_template_kwargs)
+        service.check(body)
+        prompt = await while_connected(request, service.encoder.chat(body.messages, body.variables))
         return await service.answer(request, body, CHAT, [prompt])
 
     return router

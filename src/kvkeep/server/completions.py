@@ -6,7 +6,7 @@ from fastapi import APIRouter, Request, Response
 
 from .answers import COMPLETION
 from .protocol import CompletionRequest
-from .service import Service
+from .service import Service, while_connected
 
 DEFAULT_MAX_TOKENS = 16  # as in OpenAI's API
 
@@ -18,8 +18,8 @@ def routes(service: Service) -> APIRouter:
     @router.post("/v1/completions")
     async def completions(body: CompletionRequest, request: Request) -> Response:
         """Continue one or more prompts, given as text or as token ids."""
-        service.check_model(body.model)
-        prompts = await service.encoder.prompts(body.prompt)
+        service.check(body)
+        prompts = await while_connected(request, service.encoder.prompts(body.prompt))
         return await service.answer(request, body, COMPLETION, prompts, DEFAULT_MAX_TOKENS)
 
     return router

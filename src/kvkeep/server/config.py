@@ -2,10 +2,34 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ..engine.config import EngineConfig
-from ..settings import SERVER, check, setting
+from ..settings import REQUESTS, SERVER, check, setting
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApiConfig:
+    """What the HTTP API allows.
+
+    Raises:
+        ConfigError: a value is not allowed.
+    """
+
+    max_body_bytes: int = setting(
+        32 << 20, REQUESTS, "Bytes of a request's body. A larger one is a 413.", least=1
+    )
+    body_timeout: float = setting(
+        30.0, REQUESTS, "Seconds that a client may take for the next part of a request's body.",
+        above=0,
+    )  # fmt: skip
+    max_prompts: int = setting(
+        128, REQUESTS, "Prompts of one request.", "--max-prompts-per-request", least=1
+    )
+    max_stop_strings: int = setting(16, REQUESTS, "Stop strings of one request.", least=0)
+
+    def __post_init__(self) -> None:
+        check(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +52,7 @@ class ServerConfig:
         False, SERVER, "As in SGLang. Answers always report cached tokens."
     )
 
+    api: ApiConfig = field(default_factory=ApiConfig)
     engine: EngineConfig
 
     def __post_init__(self) -> None:

@@ -13,7 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from ..schema import Closed, KvkeepError, ModelNotFound, PromptTooLong, RequestError
-from .protocol import NEUTRAL, ChatRequest, CompletionRequest
+from .protocol import REFUSED, ChatRequest, CompletionRequest
 
 _FIELDS = CompletionRequest.model_fields.keys() | ChatRequest.model_fields.keys()
 
@@ -71,11 +71,11 @@ def _invalid(errors: list[dict[str, Any]]) -> dict[str, Any]:
     """The error body for the first invalid field in pydantic's ``errors``."""
     if errors[0]["type"] == "json_invalid":
         return _body(f"the body is not valid JSON: {errors[0]['ctx']['error']}")
+    if errors[0]["type"] == REFUSED:
+        return _body(errors[0]["msg"], param=errors[0]["ctx"]["param"])
     if len(errors[0]["loc"]) < 2:
         return _body("the body must be a JSON object, sent with Content-Type: application/json")
     param = str(errors[0]["loc"][1])
-    if errors[0]["type"] == "extra_forbidden" and param in NEUTRAL:
-        return _body(f"{param} is not supported, except as {NEUTRAL[param][0]!r}", param=param)
     if errors[0]["type"] == "extra_forbidden" and len(errors[0]["loc"]) == 2:
         return _body(f"{param} is not a parameter of this endpoint", param=param)
     # a field that may have several types has one error for each

@@ -31,7 +31,13 @@ class Metrics:
         )
         self._first = self._seconds("time_to_first_token", "From the request to its first token")
         self._each = self._seconds("time_per_output_token", "Mean time per token after the first")
+        self._rounds, self._accepted = 0, 0.0  # speculative rounds, and the tokens they brought
         self._whole = self._seconds("e2e_request_latency", "From the request to its last token")
+
+    @property
+    def accept_length(self) -> float | None:
+        """Mean tokens per speculative round since the start; None: there was none."""
+        return self._accepted / self._rounds if self._rounds else None
 
     def _seconds(self, name: str, text: str) -> Histogram:
         return Histogram(
@@ -66,6 +72,8 @@ class Metrics:
     def _finished(self, reply: Finished, begin: float, first: float, now: float) -> None:
         self._first.observe(first - begin)
         self._whole.observe(now - begin)
+        self._rounds += reply.usage.verify_steps
+        self._accepted += reply.usage.verify_steps * (reply.usage.accept_length or 0.0)
         if reply.usage.completion_tokens > 1:
             self._each.observe((now - first) / (reply.usage.completion_tokens - 1))
 

@@ -2,88 +2,100 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 from jinja2 import TemplateError
 
 from ..schema import RequestError
+from .limits import check_count
 from .protocol import Message, Prompt
-
-
-class Tokenizer(Protocol):
-    """The part of a Hugging Face tokenizer that the server uses."""
-
-    @property
-    def chat_template(self) -> Any:
-        """A Jinja template, or None if the model has none."""
-
-    @property
-    def encode(self) -> Any: ...
-
-    @property
-    def apply_chat_template(self) -> Any: ...
+from .tokens import Texts, Tokenizer
 
 
 class Encoder:
-    """Encodes prompts and chats in a worker thread, so that long texts do not block the loop."""
+    """Encodes prompts and chats. A call that is cancelled before a thread takes it up does nothing.
 
-    def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
+    Args:
+        most_prompts: how many prompts a request may have.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, context_length: int, vocab_size: int, most_prompts: int
+    ) -> None:
+        self.texts = Texts(tokenizer, context_length)
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
-        self._tokenizer_lock = asyncio.Lock()  # Hugging Face tokenizers are not thread-safe
+        self._most_prompts = most_prompts
 
-    async def prompts(self, prompt: Prompt) -> list[list[int]]:
+    async def prompts(self, prompt: Prompt, *, special: bool = True) -> list[list[int]]:
         """Tokens of each prompt in ``prompt``, which is one or several, text or token ids.
 
+        Args:
+            special: with the tokens that every text begins or ends with.
+
         Raises:
-            RequestError: a prompt is empty, is not valid Unicode, or has a token outside the
-                vocabulary.
+            RequestError: there are too many prompts; or one is empty, is not valid Unicode, or has
+                a token outside the vocabulary.
+            PromptTooLong: a text is longer than the context can hold.
         """
         one = isinstance(prompt, str) or not prompt or isinstance(prompt[0], int)
         several = cast(list[str | list[int]], [prompt] if one else prompt)
-        return [await self._encode(each, special=True) for each in several]
+        check_count(several, self._most_prompts)
+        if not several or not all(several):
+            raise RequestError("prompt must not be empty")
+        if isinstance(several[0], list):
+            return [self.checked(cast(list[int], each)) for each in several]
+        texts = cast(list[str], several)
+        return await self.texts.run(
+            lambda: [self.texts.encode(each, special) for each in texts],
+            sum(map(len, texts)),
+        )
 
-    async def chat(self, messages: list[Message], variables: dict[str, Any]) -> list[int]:
+    async def chat(
+        self, messages: list[Message], variables: dict[str, Any], *, special: bool = False
+    ) -> list[int]:
         """Tokens of ``messages`` in the model's chat template, with the generation prompt.
 
         Args:
             variables: further variables of the template.
+            special: with the tokens that every text begins or ends with, besides the template's.
 
         Raises:
             RequestError: the model has no chat template, the template rejects the messages, or
                 ``variables`` sets a parameter of ``apply_chat_template``.
+            PromptTooLong: the text is longer than the context can hold.
         """
         if self._tokenizer.chat_template is None:
             raise RequestError("messages need a chat template, which this model does not have")
         if not messages:
             raise RequestError("messages must not be empty")
-        render = self._tokenizer.apply_chat_template
-        reserved = inspect.signature(render).parameters.keys() - {"add_generation_prompt"}
-        if forbidden := reserved & variables.keys():
+        parameters = inspect.signature(self._tokenizer.apply_chat_template).parameters
+        if forbidden := (parameters.keys() - {"add_generation_prompt"}) & variables.keys():
             raise RequestError(f"chat_template_kwargs must not set {min(forbidden)!r}")
         turns = [message.flat() for message in messages]
+        return await self.texts.run(
+            lambda: self.texts.encode(self._render(turns, variables), special),
+            sum(len(turn["content"]) for turn in turns),
+        )
+
+    async def text(self, tokens: list[int], skip_special: bool) -> str:
+        """The text of ``tokens``."""
+        return await self.texts.run(lambda: self.texts.decode(tokens, skip_special), len(tokens))
+
+    def _render(self, turns: list[dict[str, Any]], variables: dict[str, Any]) -> str:
+        variables = {"add_generation_prompt": True} | variables
         try:
-            text = render(turns, tokenize=False, **{"add_generation_prompt": True} | variables)
+            return str(self._tokenizer.apply_chat_template(turns, tokenize=False, **variables))
         except (TemplateError, TypeError, ValueError) as error:
             raise RequestError(f"messages do not fit the chat template: {error}") from error
-        return await self._encode(text, special=False)
 
-    async def _encode(self, prompt: str | list[int], special: bool) -> list[int]:
-        if not prompt:
-            raise RequestError("prompt must not be empty")
-        if isinstance(prompt, list):
-            return self._checked(prompt)
-        try:
-            prompt.encode()
-        except UnicodeEncodeError as error:  # JSON can contain a lone surrogate
-            raise RequestError(f"prompt is not valid Unicode: {error.reason}") from None
-        async with self._tokenizer_lock:
-            encode = self._tokenizer.encode
-            return list(await asyncio.to_thread(encode, prompt, add_special_tokens=special))
+    def checked(self, tokens: list[int]) -> list[int]:
+        """``tokens`` as they are.
 
-    def _checked(self, tokens: list[int]) -> list[int]:
+        Raises:
+            RequestError: one is not in the vocabulary.
+        """
         for worst in (min(tokens), max(tokens)):
             if not 0 <= worst < self._vocab_size:
                 raise RequestError(

@@ -6,37 +6,99 @@ import json
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
 
 from ..engine.messages import Sampling
+from .limits import MOST_LEVELS, MOST_MESSAGES, MOST_NAME, MOST_STOP, is_deeper
 
 IGNORED = (
-    *("metadata", "prompt_cache_key", "prompt_cache_retention", "safety_identifier"),
-    *("service_tier", "store", "user"),
+    # of OpenAI
+    *("metadata", "prediction", "prompt_cache_key", "prompt_cache_retention"),
+    *("safety_identifier", "service_tier", "store", "user"),
+    # of SGLang: placement, labels, and reports that every answer has or that need a parser
+    *("bootstrap_host", "bootstrap_port", "bootstrap_room", "custom_labels", "data_parallel_rank"),
+    *("disagg_prefill_dp_rank", "return_cached_tokens_details", "return_spec_tokens_details"),
+    *("routed_dp_rank", "separate_reasoning", "session_id", "stream_reasoning"),
+    # of vLLM
+    *("kv_transfer_params", "request_id", "return_token_ids"),
 )
-"""OpenAI's fields that do not affect generation. Accepted and ignored."""
+"""Fields that do not change the answer. Accepted in silence."""
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "add_generation_prompt": (True,),
+    "add_special_tokens": (True,),
+    "allowed_token_ids": ([],),
+    "audio": (),
+    "bad_words": ([],),
     "best_of": (1,),
+    "chat_template": (),
+    "continue_final_message": (False,),
+    "custom_logit_processor": (),
+    "custom_params": ({},),
+    "documents": ([],),
+    "early_stopping": (False,),
+    "ebnf": (),
     "echo": (False,),
     "frequency_penalty": (0, 0.0),
+    "function_call": ("none", "auto"),
+    "functions": ([],),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "include_stop_str_in_output": (False,),
+    "input_embeds": (),
+    "input_ids": (),
+    "json_schema": (),
+    "length_penalty": (1, 1.0),
     "logit_bias": ({},),
+    "logits_processors": ([],),
     "logprobs": (False,),
+    "lora_path": ([],),
     "min_p": (0, 0.0),
     "min_tokens": (0,),
     "modalities": (["text"],),
     "n": (1,),
+    "no_stop_trim": (False,),
     "parallel_tool_calls": (True, False),
     "presence_penalty": (0, 0.0),
+    "prompt_embeds": (),
+    "prompt_logprobs": (),
+    "regex": (),
     "repetition_penalty": (1, 1.0),
     "response_format": ({"type": "text"},),
+    "return_flat_raw_output_top_logprobs": (False,),
+    "return_hidden_states": (False,),
+    "return_input_ids_in_sglext": (False,),
+    "return_meta_info": (False,),
+    "return_output_ids_in_sglext": (False,),
+    "return_prompt_token_ids": (False,),
+    "return_routed_experts": (False,),
+    "return_sampling_mask": (False,),
+    "return_tokens_as_token_ids": (False,),
+    "routed_experts_start_len": (0,),
+    "sampling_logprobs_mode": (),
+    "session_params": ({},),
     "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,),
+    "stop_regex": ([], ""),
+    "structured_outputs": (),
     "suffix": ("",),
+    "task": (),
+    "thinking": ({"type": "disabled"},),
     "tool_choice": ("none", "auto"),
     "tools": ([],),
     "top_logprobs": (0,),
+    "truncate_prompt_tokens": (),
+    "use_beam_search": (False,),
+    "verbosity": ("medium",),
+    "watermark": ({},),
+    "web_search_options": (),
 }
-"""Unsupported fields, each with its neutral values. Only a neutral value is accepted."""
+"""Unsupported fields that would change the answer, with their neutral values. Only those and null
+are accepted. A field that no list here names is ignored, and the response says so."""
 
+Name = Annotated[str, Field(max_length=MOST_NAME)]
 Tokens = Annotated[list[int], Field(fail_fast=True)]
 Prompt = (
     str
@@ -53,27 +115,58 @@ class Strict(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _drop_neutral_fields(cls, data: Any) -> Any:
+    def _drop_nulls(cls, data: Any) -> Any:
         if not isinstance(data, dict):
             return data
-        return {
-            name: value
-            for name, value in data.items()
-            if name in cls.model_fields or not _is_neutral(name, value)
-            if value is not None
-        }
+        return {name: value for name, value in data.items() if value is not None}
 
 
-def _is_neutral(name: str, value: Any) -> bool:
-    return name in IGNORED or any(
-        value == neutral and type(value) is type(neutral) for neutral in NEUTRAL.get(name, ())
-    )
+class Tolerant(Strict):
+    """Accepts unknown fields, but for those of :data:`NEUTRAL`, which must be neutral."""
+
+    model_config = ConfigDict(extra="allow")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse(cls, data: Any) -> Any:
+        for name, value in data.items() if isinstance(data, dict) else ():
+            if (
+                isinstance(value, dict | list)
+                and name != "prompt"
+                and is_deeper(value, MOST_LEVELS)
+            ):
+                reason = f"{{param}} is nested deeper than {MOST_LEVELS} levels"
+                raise PydanticCustomError(REFUSED, reason, {"param": name})
+        for name, allowed in NEUTRAL.items() if isinstance(data, dict) else ():
+            value = None if name in cls.model_fields else data.get(name)
+            if value is not None and not _is_one_of(value, allowed):
+                except_as = f", except as {allowed[0]!r}" if allowed else ""
+                context = {"param": name, "except_as": except_as}
+                raise PydanticCustomError(REFUSED, "{param} is not supported{except_as}", context)
+        return data
+
+    @property
+    def unknown(self) -> list[str]:
+        """Names of fields that have no effect and that no list here names."""
+        return [x for x in self.model_extra or {} if x not in NEUTRAL and x not in IGNORED]
+
+
+REFUSED = "refused"
+"""The type of a validation error whose context names the field, as ``param``."""
+
+
+def _is_one_of(value: Any, allowed: tuple[Any, ...]) -> bool:
+    """Also by type: neither is True 1, nor 0.0 False."""
+    return any(value == each and type(value) is type(each) for each in allowed)
 
 
 class StreamOptions(Strict):
-    """OpenAI's ``stream_options``."""
+    """OpenAI's ``stream_options``, and vLLM's and SGLang's ``continuous_usage_stats``."""
 
-    include_usage: bool = False
+    model_config = ConfigDict(extra="ignore")
+
+    include_usage: bool = False  # an event at the end with the usage of all choices
+    continuous_usage_stats: bool = False  # in every event, the usage of its choice so far
     include_obfuscation: bool = False  # ignored: kvkeep never sends padding
 
 
@@ -84,10 +177,10 @@ class KvkeepOptions(Strict):
     report_proposals: bool = False  # return all draft proposals
 
 
-class GenerationRequest(Strict):
+class GenerationRequest(Tolerant):
     """Fields that completions and chat completions share."""
 
-    model: str | None = None  # None: the served model
+    model: Name | None = None  # None: the served model
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
     temperature: float = 1.0
@@ -97,10 +190,11 @@ class GenerationRequest(Strict):
     max_tokens: int | None = None
     max_completion_tokens: int | None = None  # OpenAI's newer name for max_tokens; wins over it
     stop: str | list[str] = []
-    stop_token_ids: Tokens = []
+    stop_token_ids: Annotated[Tokens, Field(max_length=MOST_STOP)] = []
     ignore_eos: bool = False
-    cache_salt: str = ""  # requests share prefixes only if their cache_salt is equal ...
-    extra_key: str = ""  # ... and their extra_key, too
+    rid: Name | list[Name] = []  # names by which the request can be aborted
+    cache_salt: Name = ""  # requests share prefixes only if their cache_salt is equal ...
+    extra_key: Name = ""  # ... and their extra_key, too
     priority: int = Field(default=0, ge=0, le=255)  # eviction order "priority": lowest goes first
     kvkeep: KvkeepOptions = KvkeepOptions()
 
@@ -109,6 +203,16 @@ class GenerationRequest(Strict):
         """The cache namespace: salt and extra key, joined injectively. Empty if both are."""
         pair = [self.cache_salt, self.extra_key]
         return json.dumps(pair) if any(pair) else ""
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """Stop strings."""
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+    @property
+    def rids(self) -> list[str]:
+        """Names by which the request can be aborted."""
+        return [self.rid] if isinstance(self.rid, str) else self.rid
 
     @property
     def limit(self) -> int | None:
@@ -128,7 +232,7 @@ class GenerationRequest(Strict):
             top_k=self.top_k,
             seed=self.seed,
             max_tokens=max_tokens,
-            stop=(self.stop,) if isinstance(self.stop, str) else tuple(self.stop),
+            stop=self.stops,
             stop_token_ids=tuple(self.stop_token_ids),
             ignore_eos=self.ignore_eos,
         )
@@ -142,6 +246,8 @@ class CompletionRequest(GenerationRequest):
 
 class TextPart(Strict):
     """A text part of a message: the only supported kind."""
+
+    model_config = ConfigDict(extra="ignore")  # such as cache_control
 
     type: Literal["text"]
     text: str
@@ -162,11 +268,47 @@ class Message(BaseModel):
         return self.model_dump() | {"content": text}
 
 
+Messages = Annotated[list[Message], Field(max_length=MOST_MESSAGES)]
+
+
 class ChatRequest(GenerationRequest):
     """Body of ``POST /v1/chat/completions``."""
 
-    messages: list[Message]
+    messages: Messages
     chat_template_kwargs: dict[str, Any] = {}  # further variables of the chat template
+    reasoning_effort: str | None = None  # one more of them, under this name
+
+    @property
+    def variables(self) -> dict[str, Any]:
+        """Variables of the chat template."""
+        effort = self.reasoning_effort
+        return ({} if effort is None else {"reasoning_effort": effort}) | self.chat_template_kwargs
+
+
+class TokenizeRequest(Tolerant):
+    """Body of ``POST /tokenize``: a prompt, several, or a chat."""
+
+    model: Name | None = None
+    prompt: str | list[str] | None = None
+    messages: Messages | None = None
+    add_special_tokens: bool | None = None  # None: for prompts, and not for chats
+    add_generation_prompt: bool = True
+    chat_template_kwargs: dict[str, Any] = {}
+
+
+class DetokenizeRequest(Tolerant):
+    """Body of ``POST /detokenize``."""
+
+    model: Name | None = None
+    tokens: Tokens
+    skip_special_tokens: bool = False
+
+
+class AbortRequest(Tolerant):
+    """Body of ``POST /abort_request``."""
+
+    rid: Name = ""  # of the request, or the id of its response
+    abort_all: bool = False
 
 
 class EvictRequest(Strict):

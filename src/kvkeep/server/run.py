@@ -10,7 +10,7 @@ import signal
 import socket
 import sys
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import uvicorn
 
@@ -18,7 +18,8 @@ from ..engine.client import EngineClient, EngineLink
 from ..schema import ConfigError
 from .app import create_app
 from .config import ServerConfig
-from .prompts import Tokenizer
+from .limits import HEADERS
+from .tokens import Tokenizer
 
 GRACE_SECONDS = 30
 """How long running requests may take to finish once the server was told to stop."""
@@ -57,13 +58,17 @@ def serve(config: ServerConfig) -> None:
         gc.collect()
         gc.freeze()  # so that no collection in the midst of a hit scans all that was loaded
         try:
-            run(engine, listener, config.log_level)
+            run(engine, listener, config.log_level, config=config)
         finally:
             gc.unfreeze()  # Python collects at exit; what it skips, Triton's library calls leaked
 
 
 def run(
-    engine: ServedEngine, listener: socket.socket, log_level: str, grace: int = GRACE_SECONDS
+    engine: ServedEngine,
+    listener: socket.socket,
+    log_level: str,
+    grace: int = GRACE_SECONDS,
+    config: ServerConfig | None = None,
 ) -> None:
     """Serve ``engine`` on ``listener`` until SIGINT or SIGTERM, then close it."""
     logging.basicConfig()
@@ -71,11 +76,11 @@ def run(
     # uvicorn ends gracefully on both, then raises what it got once more.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        app = create_app(EngineClient(engine), engine.tokenizer)
+        app = create_app(EngineClient(engine), engine.tokenizer, config)
         engine.start()
-        config = uvicorn.Config(app, log_level=log_level, timeout_graceful_shutdown=grace)
+        options: dict[str, Any] = {"timeout_graceful_shutdown": grace, **HEADERS}
         with contextlib.suppress(KeyboardInterrupt):
-            _Server(config, engine).run([listener])
+            _Server(uvicorn.Config(app, log_level=log_level, **options), engine).run([listener])
     finally:
         say("stopping: what storage has not got yet is written")
         engine.close()

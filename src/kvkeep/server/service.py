@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import re
 from collections.abc import AsyncGenerator, Coroutine
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -17,20 +19,37 @@ from ..engine.client import EngineClient
 from ..engine.messages import Finished, Generate, Output
 from ..schema import ModelNotFound, PromptTooLong
 from .answers import Answer, Replies, Shape
+from .config import ApiConfig
+from .limits import check_stop
 from .metrics import Metrics
 from .prompts import Encoder
 from .protocol import GenerationRequest
+from .running import Running
 
 T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """What the endpoints of one app share: engine client, encoder, metrics."""
+    """What the endpoints of one app share."""
 
     client: EngineClient
     encoder: Encoder
+    api: ApiConfig
+    running: Running
     metrics: Metrics = field(default_factory=Metrics)
+
+    def check(self, body: GenerationRequest) -> None:
+        """Check what needs neither tokens nor the engine.
+
+        Raises:
+            ModelNotFound: ``body`` names a model that is not served here.
+            RequestError: it has too many stop strings, or one that is too long.
+        """
+        self.check_model(body.model)
+        check_stop(body.stops, self.api.max_stop_strings)
 
     def check_model(self, name: str | None) -> None:
         """Raises :class:`ModelNotFound` unless ``name`` is served here."""
@@ -56,7 +75,7 @@ class Service:
             RequestError: a sampling parameter is out of range.
             ClientDisconnect: the client disconnected; its requests were aborted.
         """
-        answer = Answer(shape, self.client.info.name, len(prompts))
+        answer = Answer(shape, self.client.info.name, prompts)
         generates = [
             Generate(
                 id=name,
@@ -70,16 +89,19 @@ class Service:
             for name, tokens in zip(answer.ids, prompts, strict=True)
         ]
         endpoint = request.url.path
-        replies = self.metrics.watch(endpoint, self.client.generate(*generates))
+        replies = self.client.generate(*generates)
+        replies = self.running.track([answer.id, *body.rids], generates, replies)
+        replies = self.metrics.watch(endpoint, replies)
+        headers = _ignored(body.unknown)
         if not body.stream:
             whole = await while_connected(request, answer.whole(replies))
-            return Response(whole, media_type="application/json")
+            return Response(whole, headers=headers, media_type="application/json")
         # Wait for the first reply: a request that fails before it gets an HTTP error status.
         first = await while_connected(request, _next(replies))
         return EventStream(
-            answer.events(_after(first, replies), body.stream_options.include_usage),
+            answer.events(_after(first, replies), body.stream_options),
             media_type="text/event-stream",
-            headers={"Cache-Control": "no-cache"},
+            headers={"Cache-Control": "no-cache"} | headers,
         )
 
     def _limit(self, body: GenerationRequest, prompt: int, default: int | None) -> int:
@@ -99,6 +121,15 @@ class Service:
                 f"together they exceed the context of {context}"
             )
         return body.limit
+
+
+def _ignored(names: list[str]) -> dict[str, str]:
+    """A header that lists fields of the request that had no effect: it reveals a misspelt one."""
+    shown = [name for name in names if re.fullmatch(r"[\w.-]{1,64}", name, re.ASCII)][:16]
+    if not shown:
+        return {}
+    logger.debug("ignored fields of a request: %s", ", ".join(shown))
+    return {"x-kvkeep-ignored": ", ".join(shown)}
 
 
 class EventStream(StreamingResponse):

@@ -1,0 +1,99 @@
+"""Bounds on what one request may make the server hold and compute."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from ..schema import RequestError
+from .config import ApiConfig
+
+MOST_LEVELS = 64
+"""Nesting of a body. Parsers, validators and templates recurse: some fail at a few hundred."""
+
+MOST_MESSAGES = 10_000  # of a chat: each is validated one by one
+MOST_NAME = 1024  # characters of a name or a salt: the radix tree keeps salts
+MOST_STOP = 1024  # characters of a stop string, and stop token ids
+
+HEADERS: dict[str, Any] = {"http": "h11", "h11_max_incomplete_event_size": 64 << 10}
+"""Options of uvicorn that bound a request's line and headers, in bytes."""
+
+
+class BodyLimits:
+    """ASGI middleware that refuses bodies that are too large or come too slowly.
+
+    The endpoint that reads the body gets the :class:`HTTPException`; others read none.
+    """
+
+    def __init__(self, app: ASGIApp, config: ApiConfig) -> None:
+        self._app = app
+        self._config = config
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        seconds, most = self._config.body_timeout, self._config.max_body_bytes
+        stated = dict(scope["headers"]).get(b"content-length", b"0")
+        length = int(stated) if stated.isdigit() else 0
+        count, whole = 0, False
+
+        async def bounded() -> Message:
+            nonlocal count, whole
+            if whole:  # what follows is the end of the connection, whenever it comes
+                return await receive()
+            message = _refuse(most) if length > most else await _soon(receive, seconds)
+            count += len(message.get("body", b""))
+            whole = not message.get("more_body", False)
+            return _refuse(most) if count > most else message
+
+        await self._app(scope, bounded, send)
+
+
+def _refuse(most: int) -> Message:
+    raise HTTPException(413, f"the body is larger than {most} bytes; --max-body-bytes allows more")
+
+
+async def _soon(receive: Receive, seconds: float) -> Message:
+    try:
+        return await asyncio.wait_for(receive(), seconds)
+    except TimeoutError:
+        raise HTTPException(408, f"no part of the body came for {seconds:g} s") from None
+
+
+def is_deeper(value: Any, levels: int) -> bool:
+    """Whether ``value``, a list or a dict, has more than ``levels`` levels; a flat one has 1."""
+    here = [value]
+    for _ in range(levels):
+        here = [
+            inner
+            for outer in here
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+            if isinstance(inner, dict | list)
+        ]
+        if not here:
+            return False
+    return True
+
+
+def check_stop(strings: Sequence[str], most: int) -> None:
+    """Raise :class:`RequestError` if there are more than ``most`` stop strings, or a long one."""
+    if len(strings) > most:
+        raise RequestError(
+            f"stop has {len(strings)} strings; at most {most} are allowed (--max-stop-strings)"
+        )
+    if any(len(each) > MOST_STOP for each in strings):
+        raise RequestError(f"stop has a string of more than {MOST_STOP} characters")
+
+
+def check_count(prompts: Sequence[Any], most: int) -> None:
+    """Raise :class:`RequestError` if one request has more than ``most`` prompts."""
+    if len(prompts) > most:
+        raise RequestError(
+            f"prompt has {len(prompts)} prompts; at most {most} are allowed "
+            "(--max-prompts-per-request)"
+        )
