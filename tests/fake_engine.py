@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from tokenizers import Tokenizer, decoders, models
+
 from kvkeep.engine.messages import (
     Abort,
     Ask,
@@ -28,15 +30,13 @@ from kvkeep.schema import Closed
 VOCAB = 128
 
 
-def letters(tokens: list[int]) -> str:
-    return "".join(chr(token) for token in tokens)
-
-
 class FakeTokenizer:
     """One token per ASCII character."""
 
     def __init__(self, chat_template: str | None = "plain") -> None:
         self.chat_template = chat_template
+        self.backend_tokenizer = Tokenizer(models.WordLevel({chr(i): i for i in range(VOCAB)}))
+        self.backend_tokenizer.decoder = decoders.Fuse()
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         return [min(ord(letter), VOCAB - 1) for letter in text]
@@ -73,6 +73,7 @@ class FakeEngine:
             pools={"device": 512, "host": 1024},
         )
     )
+    tokenizer: FakeTokenizer = field(default_factory=FakeTokenizer)
     received: list[Request] = field(default_factory=list)
     steps: int = 0
 
@@ -141,7 +142,7 @@ class FakeEngine:
             self._callback(Failed(name, *self.failure))
             return
         token = request.tokens[done % len(request.tokens)]
-        self._callback(Output(name, [token], letters([token])))
+        self._callback(Output(name, [token], shown=1))
         self._running[name] = (request, done + 1)
         if done + 1 == request.sampling.max_tokens:
             del self._running[name]

@@ -24,6 +24,7 @@ from kvkeep.engine.config import EngineConfig
 from kvkeep.engine.core import Engine
 from kvkeep.engine.messages import Abort, Failed, Finished, Generate, Output, Reply, Sampling
 from kvkeep.engine.request import RequestState
+from kvkeep.engine.text import Detokenizer
 from kvkeep.media.memory import Memory
 from kvkeep.settings import make
 
@@ -103,6 +104,7 @@ def digest(state: State) -> dict[str, int]:
 class Answer:
     """The engine's replies to one request."""
 
+    detokenizer: Detokenizer
     tokens: list[int] = field(default_factory=list)
     text: str = ""
     end: Finished | Failed | None = None
@@ -171,7 +173,7 @@ class Rig:
         match reply:
             case Output():
                 answer.tokens += reply.tokens
-                answer.text += reply.text
+                answer.text += answer.detokenizer.push(reply.tokens[: reply.shown])[0]
                 (seq,) = (seq for seq in self.engine.scheduler if seq.id == reply.id)
                 self.on_output(seq)
                 if self.watch:
@@ -180,6 +182,7 @@ class Rig:
             case Finished() | Failed():
                 assert answer.end is None, f"request {reply.id} ended twice"
                 answer.end = reply
+                answer.text += answer.detokenizer.flush()
 
     def send(self, tokens: list[int], new: int = 16, **options: Any) -> str:
         """Send a request for ``new`` tokens; options of Sampling and Generate. Returns its id."""
@@ -188,8 +191,10 @@ class Rig:
         sampling |= {name: options.pop(name) for name in names}
         options = {"report_proposals": True} | options
         name = f"r{len(self.answers)}"
-        self.answers[name] = Answer()
-        self.engine.send(Generate(id=name, tokens=tokens, sampling=Sampling(**sampling), **options))
+        request = Generate(id=name, tokens=tokens, sampling=Sampling(**sampling), **options)
+        backend = self.engine.tokenizer.backend_tokenizer
+        self.answers[name] = Answer(Detokenizer(backend, request.sampling.stop))
+        self.engine.send(request)
         return name
 
     def abort(self, name: str) -> None:

@@ -69,7 +69,8 @@ class Engine:
             parts.cache, config.chunked_prefill_size, config.max_running, parts.lookahead
         )
         self._target, self._runner = parts.target, parts.runner
-        self._sequences: dict[str, tuple[RequestState, Detokenizer]] = {}
+        # with a detokenizer if the request has stop strings
+        self._sequences: dict[str, tuple[RequestState, Detokenizer | None]] = {}
         self._seeds = random.Random(config.seed)
         self._inbox: queue.SimpleQueue[Request | None] = queue.SimpleQueue()  # None: just wake up
         self.cache.listen(lambda: self._inbox.put(None))
@@ -245,7 +246,8 @@ class Engine:
         request = msgspec.structs.replace(request, sampling=fitting)
         seed = self._seeds.getrandbits(63) if sampling.seed is None else sampling.seed
         seq = RequestState.of(request, seed)
-        detokenizer = Detokenizer(self.tokenizer.backend_tokenizer, sampling.stop)
+        stop, backend = sampling.stop, self.tokenizer.backend_tokenizer
+        detokenizer = Detokenizer(backend, stop) if stop else None
         self.scheduler.add(seq)
         self._sequences[request.id] = seq, detokenizer
 
@@ -256,15 +258,14 @@ class Engine:
         seq.times.last_token = now
         kept = self._until_end_token(seq, tokens)
         shown = kept if seq.finish is None else kept - 1  # a stop token is not part of the text
-        text, stopped = detokenizer.push(tokens[:shown])
+        stopped = detokenizer.push(tokens[:shown])[1] if detokenizer else None
         if stopped is not None:
-            kept, seq.finish = stopped, "stop"
+            kept = shown = stopped
+            seq.finish = "stop"
         seq.cut(len(tokens) - kept)
         if seq.finish is None and seq.to_generate <= 0:
             seq.finish = "length"
-        if seq.finish is not None and stopped is None:
-            text += detokenizer.flush()
-        self._reply(Output(seq.id, tokens[:kept], text))
+        self._reply(Output(seq.id, tokens[:kept], shown))
 
     def _until_end_token(self, seq: RequestState, tokens: list[int]) -> int:
         """Number of ``tokens`` up to the first stop token, inclusive. Sets ``seq.finish``."""
