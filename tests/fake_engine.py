@@ -25,7 +25,7 @@ from kvkeep.engine.messages import (
     Request,
     Usage,
 )
-from kvkeep.schema import Closed
+from kvkeep.schema import Closed, KvkeepError
 
 VOCAB = 128
 
@@ -74,6 +74,7 @@ class FakeEngine:
         )
     )
     tokenizer: FakeTokenizer = field(default_factory=FakeTokenizer)
+    lost: KvkeepError | None = None
     received: list[Request] = field(default_factory=list)
     steps: int = 0
 
@@ -94,7 +95,10 @@ class FakeEngine:
     def listen(self, callback: Callable[[Reply], None]) -> None:
         self._callback = callback
 
-    def close(self) -> None:
+    def start(self) -> None:
+        """Its thread runs already."""
+
+    def close(self, timeout: float = 30.0) -> None:
         self._closed = True
         self._inbox.put(None)
         self._thread.join()
@@ -133,6 +137,7 @@ class FakeEngine:
                 self._callback(Done(message.id, count=7))
             case Ask():
                 values = {"hits_total{tier=host}": 3.0, "hits_total{tier=device}": 4.0, "load": 0.5}
+                values["running"] = float(len(self._running))
                 self._callback(Figures(message.id, values))
 
     def _step(self, name: str) -> None:

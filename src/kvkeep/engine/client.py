@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
-from ..schema import Closed, InvariantError, KvkeepError, RequestError
+from ..schema import Closed, InvariantError, KvkeepError, RequestError, error_named
 from .messages import (
     Abort,
     Ask,
@@ -64,6 +64,7 @@ class EngineClient:
         self.info = link.info
         self._link = link
         self._mailboxes: dict[str, tuple[asyncio.AbstractEventLoop, asyncio.Queue[Reply]]] = {}
+        self.draining = False  # no new requests are taken
         link.listen(self._deliver)
 
     async def generate(self, *requests: Generate) -> AsyncGenerator[Piece | Finished, None]:
@@ -76,8 +77,10 @@ class EngineClient:
         Raises:
             RequestError: the engine refused a request, or its id is in use.
             KvkeepError: a request failed. The subclass is the one that the engine named.
-            Closed: the engine was closed.
+            Closed: the engine was closed, or this client was told to :meth:`drain`.
         """
+        if self.draining:
+            raise _shutting_down()
         backend = self._link.tokenizer.backend_tokenizer
         running = {one.id: Detokenizer(backend, one.sampling.stop) for one in requests}
         with self._mailbox(list(running)) as replies:
@@ -114,6 +117,23 @@ class EngineClient:
         """Return the engine's metrics by name; see :class:`~kvkeep.engine.messages.Figures`."""
         return (await self._ask(Ask(_new_id()), Figures)).values
 
+    def drain(self) -> None:
+        """Refuse requests to generate from now on; those that run go on. Any thread."""
+        self.draining = True
+
+    @property
+    def busy(self) -> bool:
+        """A request of any kind has not been answered yet."""
+        return bool(self._mailboxes)
+
+    def cut_off(self) -> None:
+        """Fail every request that has not been answered with :class:`Closed`. Any thread."""
+        error = _shutting_down()
+        for name in list(self._mailboxes):
+            self._deliver(Failed(name, type(error).__name__, str(error)))
+            with contextlib.suppress(Closed):
+                self._link.send(Abort(name))
+
     async def _ask(self, message: Evict | Ask, kind: type[Answer]) -> Answer:
         with self._mailbox([message.id]) as replies:
             self._link.send(message)
@@ -147,16 +167,12 @@ def _new_id() -> str:
     return uuid.uuid4().hex
 
 
+def _shutting_down() -> Closed:
+    return Closed("the server is shutting down")
+
+
 def _error(reply: Reply) -> KvkeepError:
     """The exception to raise for ``reply``: of the class it names, if that is one of ours."""
     if isinstance(reply, Failed):
-        return _by_name(KvkeepError).get(reply.kind, KvkeepError)(reply.message)
+        return error_named(reply.kind, reply.message)
     return InvariantError(f"the engine answered with an unexpected {type(reply).__name__}")
-
-
-def _by_name(root: type[KvkeepError]) -> dict[str, type[KvkeepError]]:
-    """``root`` and all its subclasses, by name."""
-    found = {root.__name__: root}
-    for child in root.__subclasses__():
-        found |= _by_name(child)
-    return found

@@ -60,6 +60,8 @@ class Engine:
         ConfigError: the models cannot be loaded, or the settings do not fit them or the memory.
     """
 
+    lost = None  # an engine on a thread lives as long as its process
+
     def __init__(self, config: EngineConfig, store: OpenStore = open_store) -> None:
         parts = build(config, store)
         self.info: ModelInfo = parts.info
@@ -104,11 +106,13 @@ class Engine:
                 raise Closed("the engine was closed")
             self._inbox.put(message)
 
-    def close(self) -> None:
+    def close(self, timeout: float = 30.0) -> None:
         """Stop the thread, fail all requests with :class:`Closed`, and close the cache. Idempotent.
 
-        Closing the cache writes pages that storage does not have yet.
+        Closing the cache writes pages that storage does not have yet, for what is left of
+        ``timeout`` seconds after the step that runs.
         """
+        end = time.monotonic() + timeout
         with self._send_lock:
             self._closing.set()
         if self._thread.is_alive():
@@ -118,7 +122,7 @@ class Engine:
         while not self._inbox.empty():
             if message := self._inbox.get():
                 self._refuse(message.id, closed)
-        self.cache.close()
+        self.cache.close(max(0.0, end - time.monotonic()))
 
     def _run(self) -> None:
         while not self._closing.is_set():
