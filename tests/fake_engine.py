@@ -25,13 +25,9 @@ from kvkeep.engine.messages import (
     Request,
     Usage,
 )
-from kvkeep.schema import Closed
+from kvkeep.schema import Closed, KvkeepError
 
 VOCAB = 128
-
-
-def letters(tokens: list[int]) -> str:
-    return "".join(chr(token) for token in tokens)
 
 
 class FakeTokenizer:
@@ -78,6 +74,8 @@ class FakeEngine:
             pools={"device": 512, "host": 1024},
         )
     )
+    tokenizer: FakeTokenizer = field(default_factory=FakeTokenizer)
+    lost: KvkeepError | None = None
     received: list[Request] = field(default_factory=list)
     steps: int = 0
 
@@ -98,7 +96,10 @@ class FakeEngine:
     def listen(self, callback: Callable[[Reply], None]) -> None:
         self._callback = callback
 
-    def close(self) -> None:
+    def start(self) -> None:
+        """Its thread runs already."""
+
+    def close(self, timeout: float = 30.0) -> None:
         self._closed = True
         self._inbox.put(None)
         self._thread.join()
@@ -137,6 +138,7 @@ class FakeEngine:
                 self._callback(Done(message.id, count=7))
             case Ask():
                 values = {"hits_total{tier=host}": 3.0, "hits_total{tier=device}": 4.0, "load": 0.5}
+                values["running"] = float(len(self._running))
                 self._callback(Figures(message.id, values))
 
     def _step(self, name: str) -> None:
@@ -146,7 +148,7 @@ class FakeEngine:
             self._callback(Failed(name, *self.failure))
             return
         token = request.tokens[done % len(request.tokens)]
-        self._callback(Output(name, [token], letters([token])))
+        self._callback(Output(name, [token], shown=1))
         self._running[name] = (request, done + 1)
         if done + 1 == request.sampling.max_tokens:
             del self._running[name]

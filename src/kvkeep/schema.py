@@ -63,6 +63,7 @@ class KvkeepError(Exception):
         +-- InvariantError     kvkeep's bookkeeping is wrong; the affected pages are dropped
         +-- Aborted            an operator aborted the request
         +-- Closed             the cache, store or engine was closed
+            +-- EngineDied         the engine's process ended, with all requests that it ran
     """
 
 
@@ -116,6 +117,23 @@ class Aborted(KvkeepError):
 
 class Closed(KvkeepError):
     """The cache, store or engine was closed."""
+
+
+class EngineDied(Closed):
+    """The engine's process ended, and with it all requests that it ran."""
+
+
+def error_named(kind: str, message: str) -> KvkeepError:
+    """The error whose class is called ``kind``; KvkeepError if no class here is."""
+    return _by_name(KvkeepError).get(kind, KvkeepError)(message)
+
+
+def _by_name(root: type[KvkeepError]) -> dict[str, type[KvkeepError]]:
+    """``root`` and all its subclasses, by name."""
+    found = {root.__name__: root}
+    for child in root.__subclasses__():
+        found |= _by_name(child)
+    return found
 
 
 class Residence(enum.IntEnum):

@@ -33,6 +33,7 @@ from kvkeep.engine.messages import (
     TokenLogprobs,
 )
 from kvkeep.engine.request import RequestState
+from kvkeep.engine.text import Detokenizer
 from kvkeep.media.memory import Memory
 from kvkeep.settings import make
 
@@ -112,6 +113,7 @@ def digest(state: State) -> dict[str, int]:
 class Answer:
     """The engine's replies to one request."""
 
+    detokenizer: Detokenizer
     tokens: list[int] = field(default_factory=list)
     text: str = ""
     logprobs: list[TokenLogprobs] = field(default_factory=list)
@@ -182,7 +184,7 @@ class Rig:
         match reply:
             case Output():
                 answer.tokens += reply.tokens
-                answer.text += reply.text
+                answer.text += answer.detokenizer.push(reply.tokens[: reply.shown])[0]
                 answer.logprobs += reply.logprobs or []
                 answer.prompt_logprobs += reply.prompt_logprobs or []
                 (seq,) = (seq for seq in self.engine.scheduler if seq.id == reply.id)
@@ -193,6 +195,7 @@ class Rig:
             case Finished() | Failed():
                 assert answer.end is None, f"request {reply.id} ended twice"
                 answer.end = reply
+                answer.text += answer.detokenizer.flush()
 
     def send(self, tokens: list[int], new: int = 16, **options: Any) -> str:
         """Send a request for ``new`` tokens; options of Sampling and Generate. Returns its id."""
@@ -201,8 +204,10 @@ class Rig:
         sampling |= {name: options.pop(name) for name in names}
         options = {"report_proposals": True} | options
         name = f"r{len(self.answers)}"
-        self.answers[name] = Answer()
-        self.engine.send(Generate(id=name, tokens=tokens, sampling=Sampling(**sampling), **options))
+        request = Generate(id=name, tokens=tokens, sampling=Sampling(**sampling), **options)
+        backend = self.engine.tokenizer.backend_tokenizer
+        self.answers[name] = Answer(Detokenizer(backend, request.sampling.stop))
+        self.engine.send(request)
         return name
 
     def abort(self, name: str) -> None:

@@ -74,6 +74,8 @@ class Engine:
         ConfigError: the models cannot be loaded, or the settings do not fit them or the memory.
     """
 
+    lost = None  # an engine on a thread lives as long as its process
+
     def __init__(self, config: EngineConfig, store: OpenStore = open_store) -> None:
         parts = build(config, store)
         self.info: ModelInfo = parts.info
@@ -89,7 +91,8 @@ class Engine:
         self._max_queued = config.max_queued
         self._deadlines: list[tuple[float, str]] = []  # a heap: monotonic seconds, request id
         self._target, self._runner = parts.target, parts.runner
-        self._sequences: dict[str, tuple[RequestState, Detokenizer]] = {}
+        # with a detokenizer if the request has stop strings
+        self._sequences: dict[str, tuple[RequestState, Detokenizer | None]] = {}
         self._seeds = random.Random(config.seed)
         self._grammars = Grammars(parts.tokenizer, parts.info.vocab_size)
         self._inbox: queue.SimpleQueue[Request | None] = queue.SimpleQueue()  # None: just wake up
@@ -124,11 +127,13 @@ class Engine:
                 raise Closed("the engine was closed")
             self._inbox.put(message)
 
-    def close(self) -> None:
+    def close(self, timeout: float = 30.0) -> None:
         """Stop the thread, fail all requests with :class:`Closed`, and close the cache. Idempotent.
 
-        Closing the cache writes pages that storage does not have yet.
+        Closing the cache writes pages that storage does not have yet, for what is left of
+        ``timeout`` seconds after the step that runs.
         """
+        end = time.monotonic() + timeout
         with self._send_lock:
             self._closing.set()
         if self._thread.is_alive():
@@ -138,7 +143,7 @@ class Engine:
         while not self._inbox.empty():
             if message := self._inbox.get():
                 self._refuse(message.id, closed)
-        self.cache.close()
+        self.cache.close(max(0.0, end - time.monotonic()))
 
     def _run(self) -> None:
         while not self._closing.is_set():
@@ -282,7 +287,8 @@ class Engine:
                 raise RequestError(f"token ids must be in [0, {self.info.vocab_size}), not {token}")
         seq = RequestState.of(request, seed)
         seq.processors = self._processors(sampling, seq)
-        detokenizer = Detokenizer(self.tokenizer.backend_tokenizer, sampling.stop)
+        stop, backend = sampling.stop, self.tokenizer.backend_tokenizer
+        detokenizer = Detokenizer(backend, stop) if stop else None
         self.scheduler.add(seq)
         self._sequences[request.id] = seq, detokenizer
         if request.deadline_seconds is not None:
@@ -298,19 +304,18 @@ class Engine:
         seq.times.last_token = now
         kept = self._until_end_token(seq, tokens)
         shown = kept if seq.finish is None else kept - 1  # a stop token is not part of the text
-        text, stopped = detokenizer.push(tokens[:shown])
+        stopped = detokenizer.push(tokens[:shown])[1] if detokenizer else None
         if stopped is not None:
-            kept, seq.finish = stopped, "stop"
+            kept = shown = stopped
+            seq.finish = "stop"
         seq.cut(len(tokens) - kept)
         if seq.finish is None and seq.to_generate <= 0:
             seq.finish = "length"
-        if seq.finish is not None and stopped is None:
-            text += detokenizer.flush()
         self._reply(
             Output(
                 seq.id,
                 tokens[:kept],
-                text,
+                shown,
                 advance.logprobs and advance.logprobs[:kept],
                 seq.prompt_logprobs if opening else None,
             )

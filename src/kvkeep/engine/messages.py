@@ -1,8 +1,8 @@
 """The messages between a front end and the engine.
 
-All messages are plain, serializable data: the engine is a thread today and could become a process
-without changing them. A front end sends :data:`Request` messages and receives :data:`Reply`
-messages. Every reply carries the ``id`` of the request that it answers.
+All messages are plain data that MessagePack can carry: an engine may run in a process of its own.
+They carry tokens, and the front end makes text of them. A front end sends :data:`Request` messages
+and receives :data:`Reply` messages. Every reply carries the ``id`` of the request that it answers.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ class Output(msgspec.Struct, frozen=True, tag=True):
 
     id: str
     tokens: list[int]
-    text: str  # empty while a partial character or a possible stop string is held back
+    shown: int  # so many of the tokens are text: all but a stop token, which comes last
     logprobs: list[TokenLogprobs] | None = None  # of ``tokens``, if requested
     prompt_logprobs: list[TokenLogprobs] | None = None  # of the prompt from its second token on;
     # in the first output, if requested

@@ -12,14 +12,15 @@ from typing import Any
 
 import msgspec
 
-from ..engine.messages import Finished, Output, Usage
+from ..engine.client import Piece
+from ..engine.messages import Finished, Usage
 from ..schema import KvkeepError
 from .errors import describe
 from .protocol import StreamOptions
 
 logger = logging.getLogger(__name__)
 
-Replies = AsyncGenerator[Output | Finished, None]
+Replies = AsyncGenerator[Piece | Finished, None]
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,6 +51,10 @@ class ServerConfig:
     enable_cache_report: bool = setting(
         False, SERVER, "As in SGLang. Answers always report cached tokens."
     )
+    shutdown_grace_seconds: float = setting(
+        30.0, SERVER, "From SIGTERM to the end. Running requests have three quarters of it to "
+        "finish, then storage gets what it lacks.", least=0,
+    )  # fmt: skip
 
     api: ApiConfig = field(default_factory=ApiConfig)
     engine: EngineConfig

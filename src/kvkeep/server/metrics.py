@@ -10,7 +10,8 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from ..engine.messages import Finished, Output
+from ..engine.client import Piece
+from ..engine.messages import Finished
 
 PREFIX = "kvkeep"
 _BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
@@ -45,8 +46,8 @@ class Metrics:
         )
 
     async def watch(
-        self, endpoint: str, replies: AsyncGenerator[Output | Finished, None]
-    ) -> AsyncGenerator[Output | Finished, None]:
+        self, endpoint: str, replies: AsyncGenerator[Piece | Finished, None]
+    ) -> AsyncGenerator[Piece | Finished, None]:
         """Yield ``replies`` unchanged while counting and timing them."""
         begin = time.perf_counter()
         first: dict[str, float] = {}

@@ -15,8 +15,8 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from ..engine.client import EngineClient
-from ..engine.messages import Finished, Generate, Output
+from ..engine.client import EngineClient, Piece
+from ..engine.messages import Finished, Generate
 from ..schema import ModelNotFound, PromptTooLong
 from .answers import Answer, Replies, Shape
 from .config import ApiConfig
@@ -166,11 +166,11 @@ async def _disconnected(request: Request) -> None:
         pass
 
 
-async def _next(replies: Replies) -> Output | Finished:
+async def _next(replies: Replies) -> Piece | Finished:
     return await anext(replies)
 
 
-async def _after(first: Output | Finished, replies: Replies) -> Replies:
+async def _after(first: Piece | Finished, replies: Replies) -> Replies:
     """``first``, then the rest of ``replies``."""
     async with aclosing(replies):
         yield first
