@@ -23,6 +23,7 @@ from kvkeep.engine.messages import (
     Output,
     Reply,
     Request,
+    TokenLogprobs,
     Usage,
 )
 from kvkeep.schema import Closed, KvkeepError
@@ -54,6 +55,11 @@ class FakeTokenizer:
             raise ValueError("unknown role")
         turns = [f"<{turn['role']}>{turn['content']}" for turn in conversation]
         return "".join([*turns, *variables.values(), "<assistant>" * add_generation_prompt])
+
+
+def guess(token: int, top: int) -> TokenLogprobs:
+    """Log-probabilities by token: -0.5 and so on; the next tokens are as likely."""
+    return TokenLogprobs(-token / 128, [(token + i, -(token + i) / 128) for i in range(top)])
 
 
 @dataclass
@@ -148,7 +154,12 @@ class FakeEngine:
             self._callback(Failed(name, *self.failure))
             return
         token = request.tokens[done % len(request.tokens)]
-        self._callback(Output(name, [token], shown=1))
+        top = request.sampling.logprobs
+        found = None if top is None else [guess(token, top)]
+        prompt = None
+        if request.prompt_logprobs and not done:
+            prompt = [guess(each, top or 0) for each in request.tokens[1:]]
+        self._callback(Output(name, [token], 1, found, prompt))
         self._running[name] = (request, done + 1)
         if done + 1 == request.sampling.max_tokens:
             del self._running[name]

@@ -42,7 +42,6 @@ from kvkeep.schema import (
     RequestError,
     UnsupportedModel,
 )
-from kvkeep.server import admin
 from kvkeep.server.app import create_app
 
 Start = Callable[..., RemoteEngine]
@@ -373,7 +372,7 @@ class TestDeath:
     async def test_an_engine_that_hangs_does_not_hang_its_server(
         self, start: Start, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(admin, "HEALTH_SECONDS", 0.2)
+        monkeypatch.setattr("kvkeep.server.info.HEALTH_SECONDS", 0.2)
         engine = start()
         engine.send(Evict("a", "hang"))
         transport = httpx.ASGITransport(create_app(EngineClient(engine), FakeTokenizer()))

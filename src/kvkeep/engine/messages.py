@@ -130,7 +130,7 @@ Request = Generate | Abort | Evict | Ask
 class TokenLogprobs(msgspec.Struct, frozen=True):
     """Natural logarithms of probabilities in one place, before processors and temperature."""
 
-    logprob: float  # of the token
+    logprob: float | None  # of the token; None: of a prompt's first, which nothing predicts
     top: list[tuple[int, float]]  # the likeliest tokens, likeliest first
 
 

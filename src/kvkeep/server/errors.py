@@ -12,7 +12,15 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from ..schema import Closed, KvkeepError, ModelNotFound, PromptTooLong, RequestError
+from ..schema import (
+    Closed,
+    DeadlineExceeded,
+    KvkeepError,
+    ModelNotFound,
+    Overloaded,
+    PromptTooLong,
+    RequestError,
+)
 from .protocol import REFUSED, ChatRequest, CompletionRequest
 
 _FIELDS = CompletionRequest.model_fields.keys() | ChatRequest.model_fields.keys()
@@ -29,6 +37,10 @@ def describe(error: Exception) -> tuple[int, dict[str, Any]]:
             return 400, _body(message, param="prompt", code="context_length_exceeded")
         case RequestError():
             return 400, _body(message, param=first if first in _FIELDS else None)
+        case Overloaded():
+            return 429, _body(message, kind="rate_limit_error", code="overloaded")
+        case DeadlineExceeded():
+            return 504, _body(message, kind="timeout_error", code="deadline_exceeded")
         case Closed():
             return 503, _body(message or "the engine is closed", kind="server_error")
         case KvkeepError():
@@ -44,7 +56,7 @@ def install(app: FastAPI) -> None:
     @app.exception_handler(Exception)
     async def failed(request: Request, error: Exception) -> Response:
         status, body = describe(error)
-        return _json(status, body)
+        return _json(status, body, {"Retry-After": "1"} if status == 429 else None)
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Response:
