@@ -12,6 +12,7 @@ import hashlib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -45,22 +46,7 @@ DTYPE_BYTES: Mapping[str, int] = {
 
 
 class KvkeepError(Exception):
-    """Base class of all errors that kvkeep raises.
-
-    ::
-
-        KvkeepError
-        +-- ConfigError        the configuration cannot be served (also a ValueError)
-        |   +-- UnsupportedModel   kvkeep does not support a model, layer or setting
-        |   +-- DraftMismatch      a draft model does not fit its target
-        +-- RequestError       one request is refused; others go on (also a ValueError)
-        |   +-- PromptTooLong      more tokens than the context or the device pool can hold
-        |   +-- ModelNotFound      a request names a model that is not served
-        +-- StoreError         a storage backend failed; the lanes contain it
-        +-- LoadFailed         a load to the device failed; its requests repeat the step
-        +-- InvariantError     kvkeep's bookkeeping is wrong; the affected pages are dropped
-        +-- Closed             the cache, store or engine was closed
-    """
+    """Base class of all errors that kvkeep raises."""
 
 
 class ConfigError(KvkeepError, ValueError):
@@ -224,17 +210,11 @@ class Schema:
         return hashlib.sha256(repr(parts).encode()).digest()[:16]
 
 
+@lru_cache
 def root_key(namespace: str) -> bytes:
     """32 bytes: the parent key of the first page of ``namespace``."""
-    return _hashed(namespace) if namespace else _NO_NAMESPACE
-
-
-def _hashed(namespace: str) -> bytes:
     name = namespace.encode("utf-8", "surrogatepass")  # JSON can hold lone surrogates
     return hashlib.sha256(b"%d:%d:" % (FORMAT_VERSION, len(name)) + name).digest()
-
-
-_NO_NAMESPACE = _hashed("")
 
 
 def chain_keys(parent: bytes, raw: bytes | memoryview, page_tokens: int) -> list[bytes]:
