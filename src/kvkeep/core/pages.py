@@ -104,6 +104,7 @@ class PageTable:
         self.used = _column(np.int64, max(clocks) + 1)
         # [groups, pages]:
         self.hits = _column(np.uint8, groups)  # that needed it, up to MANY; of groups with a tail
+        self.kept = _column(np.int32, groups)  # prefetches that keep its slot on the host
         self.stored = _column(np.bool_, groups)  # hint: it was written to or read from storage
 
         self._columns = tuple(vars(self))  # their names
