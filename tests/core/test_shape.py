@@ -17,9 +17,9 @@ import kvkeep.schema
 from kvkeep.core.cache import Cache
 from kvkeep.core.lane_work import Inquiry
 from kvkeep.core.lease import Lease, Prefetch
-from kvkeep.core.lookup import Lookup
 from kvkeep.core.policy import Policy
 from kvkeep.core.presence import Presence
+from kvkeep.core.storage import Lookup
 from kvkeep.core.ticket import Ticket
 from kvkeep.testing.fakes import DictStore, TruthMedia
 

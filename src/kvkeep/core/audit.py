@@ -26,9 +26,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..schema import NO_IDS, NO_SLOTS, Ids, InvariantError, Residence, Slots
+from .backup import Line
 from .host_share import HostShare
 from .lease import Lease, Prefetch
-from .line import Line
 from .pages import DEVICE, HOST, TIERS
 from .residency import Residency
 from .ticket import READ, Ticket

@@ -32,11 +32,10 @@ from .loading import Loader
 from .pages import TIERS
 from .policy import Policy
 from .prefetch import Prefetcher
-from .recompute import Recompute
 from .residency import Residency
 from .slots import DeviceSlots
 from .touches import Touches
-from .transfer import Transfers, close_all
+from .transfer import Recompute, Transfers, close_all
 
 _open: weakref.WeakSet[Transfers] = weakref.WeakSet()
 

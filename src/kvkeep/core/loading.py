@@ -18,9 +18,9 @@ from .lease import Lease
 from .pages import ABSENT, DEVICE, NO_SLOT, WRITING, States
 from .policy import Policy
 from .presence import Presence
-from .recompute import Recompute
 from .slots import DeviceSlots, Plan
 from .ticket import LOAD, Move, Ticket
+from .transfer import Recompute
 
 _ORIGINS = ("device", "host", "storage")
 _HITS = {tier: f"hit_tokens_total{{tier={tier}}}" for tier in _ORIGINS}

@@ -1,9 +1,9 @@
 """Prefetch: storage to host, from a request's arrival until it is scheduled.
 
-A request asks storage which of its pages it has (:mod:`~kvkeep.core.lookup`), waits in line for a
-share of host memory (:mod:`~kvkeep.core.host_share`), and reads the pages that memory lacks if they
-are many enough and faster to read than to compute. It joins reads in flight instead of reading a
-page twice. Its pages on the host stay pinned until the request is admitted or gone.
+A request asks storage which of its pages it has (:class:`~kvkeep.core.storage.Lookup`), waits in
+line for a share of host memory (:mod:`~kvkeep.core.host_share`), and reads the pages that memory
+lacks if they are many enough and faster to read than to compute. It joins reads in flight instead
+of reading a page twice. Its pages on the host stay pinned until the request is admitted or gone.
 """
 
 from __future__ import annotations
@@ -21,13 +21,12 @@ from .flight import Flights
 from .host_share import HostShare
 from .lane_work import Inquiry
 from .lease import Phase, Prefetch
-from .lookup import Lookup
 from .pages import ABSENT, DEVICE, HOST
 from .policy import Policy
 from .presence import Mask, Presence
-from .recompute import Recompute
-from .storage import CALL_RECORDS
+from .storage import CALL_RECORDS, Lookup
 from .ticket import READ, Move, Ticket
+from .transfer import Recompute
 
 _TRIAL_BYTES = 1 << 20  # to read of a store that was slow, to measure it again
 _PATIENCE = 1.0  # seconds in line for host memory until later prefetches must wait too

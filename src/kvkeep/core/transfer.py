@@ -1,4 +1,4 @@
-"""Transfers: submit jobs to the lanes and collect them.
+"""Transfers: submit jobs to the lanes and collect them; compare moving state with recomputing it.
 
 Five lanes, each with its own thread: one per route of :mod:`~kvkeep.core.ticket`, and "ask" for
 lookups and touches. The scheduler's thread submits jobs and collects finished ones in
@@ -18,6 +18,8 @@ from ..schema import Schema
 from ..stores.base import Store
 from .lane_work import Inquiry, LaneWork
 from .lanes import Inbox, J, Lane, Listener, MakeLane, ThreadLane
+from .policy import Policy
+from .speed import Speed
 from .storage import Storage
 from .ticket import LOAD, READ, SAVE, WRITE, Job, Route, Ticket
 
@@ -148,6 +150,29 @@ class Transfers:
 
         False: a lane is still at work, so the store must not be closed under it."""
         return close_all(self.closers, timeout)
+
+
+class Recompute:
+    """State that is slower to load than to recompute is recomputed. Compares measured speeds; until
+    both are known, state is loaded."""
+
+    def __init__(self, transfers: Transfers, policy: Policy) -> None:
+        self._transfers, self._policy = transfers, policy
+        self.prefill = Speed()  # tokens
+
+    @property
+    def possible(self) -> bool:
+        """The policy allows it and prefill has been measured."""
+        return self._policy.recompute == "auto" and self.prefill.known
+
+    def beats(self, seconds: float | None, tokens: int) -> bool:
+        """Whether computing ``tokens`` takes less than ``seconds``; False if either is unknown."""
+        computing = self.prefill.seconds(tokens) if self._policy.recompute == "auto" else None
+        return seconds is not None and computing is not None and computing < seconds
+
+    def beats_moving(self, route: Route, size: int, tokens: int) -> bool:
+        """Whether computing is faster than moving ``size`` bytes behind a route's tickets."""
+        return self.beats(self._transfers.seconds(route, size), tokens)
 
 
 def close_all(closers: Sequence[Callable[[float], bool]], timeout: float) -> bool:
