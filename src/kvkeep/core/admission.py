@@ -89,8 +89,9 @@ class Admission:
             return lease
         return None
 
-    def grow(self, lease: Lease, pages: int) -> bool:
+    def grow(self, lease: Lease, tokens: int) -> bool:
         """See :meth:`Cache.grow`."""
+        pages = self._pages(tokens)
         more = pages - lease.capacity
         if lease.released or more <= 0:
             return not lease.released

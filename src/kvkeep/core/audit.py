@@ -19,19 +19,18 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from types import TracebackType
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..schema import NO_IDS, NO_SLOTS, Ids, InvariantError, Residence, Slots
-from .backup import Line
+from .backup import Backup
+from .flight import Flights
 from .host_share import HostShare
 from .lease import Lease, Prefetch
 from .pages import DEVICE, HOST, TIERS
-from .residency import Residency
-from .ticket import READ, Ticket
+from .ticket import READ, Move, Route
 
 log = logging.getLogger(__name__)
 
@@ -54,12 +53,7 @@ class Guard:
 
     def __enter__(self) -> None: ...
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> bool:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
         return error is not None and self._audit.broke(error, self._pages, self._lease)
 
 
@@ -68,17 +62,16 @@ class Audit:
 
     def __init__(
         self,
-        residency: Residency,
+        flights: Flights,
+        backup: Backup,
+        share: HostShare,
         leases: dict[int, Lease],
         prefetches: dict[int, Prefetch],
-        tickets: list[Ticket],
-        lines: Sequence[Line],
-        share: HostShare,
         counts: Counter[str],
     ) -> None:
-        self._residency, self._share, self._counts = residency, share, counts
+        self._residency, self._tickets = flights.residency, flights.transfers.tickets
+        self._lines, self._share, self._counts = backup.lines, share, counts
         self._leases, self._prefetches = leases, prefetches
-        self._tickets, self._lines = tickets, lines
         self._broken: list[Ids] = []  # since the last mend
 
     def guard(self, *pages: Ids, lease: Lease | None = None) -> Guard:
@@ -109,7 +102,11 @@ class Audit:
         if not self._broken:
             return
         residency = self._residency
-        filling = self._by_place((tier, g, slots) for tier, g, _, slots in self._targets())
+        filling = self._by_place(
+            (tier, move.group, slots)
+            for route, tier, move, slots in self._ends()
+            if tier == route.target
+        )
         for tier in residency.tiers:
             self._broken.append(tier.sift(filling[tier.index]))
         for prefetch in self._prefetches.values():
@@ -145,8 +142,8 @@ class Audit:
         table = self._residency.table
         holds, pins = np.zeros_like(table.holds), np.zeros_like(table.pins)
         private = self._by_place(
-            (tier, g, slots[table.slot[tier, g, pages] != slots])
-            for tier, g, pages, slots in (*self._sources(), *self._targets())
+            (tier, move.group, slots[table.slot[tier, move.group, move.pages] != slots])
+            for _, tier, move, slots in self._ends()
         )
         for lease in self._leases.values():
             holds[lease.path] += 1
@@ -165,21 +162,18 @@ class Audit:
         for ticket in self._tickets:
             for pages in ticket.touched():
                 holds[pages] += 1
-        for tier, g, pages, slots in self._sources():
-            pins[tier, g, pages] += table.slot[tier, g, pages] == slots
+        for route, tier, move, slots in self._ends():
+            if tier == route.source:
+                at = tier, move.group, move.pages
+                pins[at] += table.slot[at] == slots
         return Owned(holds, pins, private)
 
-    def _sources(self) -> Iterator[tuple[int, int, Ids, Slots]]:
-        """Tier, group, pages and slots that tickets read."""
-        for ticket in self._tickets:
-            if (tier := ticket.route.source) is not None:
-                yield from ((tier, move.group, move.pages, move.source) for move in ticket.moves)
-
-    def _targets(self) -> Iterator[tuple[int, int, Ids, Slots]]:
-        """Tier, group, pages and slots that tickets fill."""
-        for ticket in self._tickets:
-            if (tier := ticket.route.target) is not None:
-                yield from ((tier, move.group, move.pages, move.target) for move in ticket.moves)
+    def _ends(self) -> Iterator[tuple[Route, int, Move, Slots]]:
+        """The ends of all moves in memory, with the route, tier and slots of each."""
+        for route, move in ((one.route, move) for one in self._tickets for move in one.moves):
+            for tier, slots in (route.source, move.source), (route.target, move.target):
+                if tier is not None:
+                    yield route, tier, move, slots
 
     def _by_place(self, found: Iterable[tuple[int, int, Slots]]) -> list[list[Slots]]:
         """``[tiers][groups]``: distinct slots."""
