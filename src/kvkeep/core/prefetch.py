@@ -15,13 +15,13 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from ..schema import Ids, Residence, chain_keys
+from ..schema import Ids, chain_keys
 from .audit import Audit
 from .flight import Flights
 from .host_share import HostShare
 from .lane_work import Inquiry
 from .lease import Phase, Prefetch
-from .pages import ABSENT, DEVICE, HOST
+from .pages import ABSENT, DEVICE, HOST, LIVE
 from .policy import Policy
 from .presence import Mask, Presence
 from .storage import CALL_RECORDS, Lookup
@@ -167,62 +167,49 @@ class Prefetcher:
             self._residency.present(path, self._table.states(DEVICE, path)).mask, reach
         ).usable()
         prefetch.gain = (reach - known) * self._page_tokens
-        worth = self._worth(prefetch.gain, self._wanted(reach, missing))
-        if not worth:
-            prefetch.reach = reach = min(reach, known + self._trial(prefetch.gain))
+        skip = self._skip(prefetch.gain, self._wanted(reach, missing))
+        if skip:
+            self._counts[f"skipped_tokens_total{{why={skip}}}"] += prefetch.gain
+            prefetch.reach = reach = min(reach, known + self._trial(skip))
             path, missing = path[:reach], missing[:, :reach].copy()
             missing[:, :known] = False
-        if worth and not self._may_take(prefetch, path, missing):
-            return
-        pages = self._reserve(prefetch, path, missing)
-        self._read(prefetch, pages, missing)
-        prefetch.phase = Phase.READING if worth and prefetch.reads else Phase.DONE
+        pages = self._reserve(prefetch, path, missing, waits=not skip)
+        if pages is not None:
+            self._read(prefetch, pages, missing)
+            prefetch.phase = Phase.READING if prefetch.reads and not skip else Phase.DONE
 
-    def _live(self, prefetch: Prefetch, path: Ids) -> list[Ids]:
-        """By group, pages of ``path`` that the prefetch needs and that are LIVE on the host."""
-        needed = self._residency.rule.needed(prefetch.reach)[:, : len(path)]
-        live = self._table.state[HOST][:, path] == int(Residence.LIVE)
-        return [path[row] for row in live & needed]
-
-    def _passes(self, prefetch: Prefetch) -> bool:
-        """Another has been first in line for long: this one may pin nothing, not even shared pages,
-        or the first would wait for it too."""
-        first = next((one for one in self._open.values() if one.phase is Phase.WAITING), prefetch)
-        return first is not prefetch and time.monotonic() - first.begun > _PATIENCE
-
-    def _may_take(self, prefetch: Prefetch, path: Ids, missing: Mask) -> bool:
-        """Whether its share of host memory is free now. A prefetch that wants more than the whole
-        share gets what there is once no other holds any."""
-        wanted = self._wanted(prefetch.reach, missing)
-        if not any(wanted) or self._share.empty:
-            return True
-        if self._passes(prefetch):
-            return False
-        live = enumerate(self._live(prefetch, path))
-        more = [self._share.loose(g, pages) for g, pages in live]
-        return all(n + m <= most for n, m, most in zip(wanted, more, self._share.left, strict=True))
-
-    def _reserve(self, prefetch: Prefetch, path: Ids, missing: Mask) -> int:
+    def _reserve(self, prefetch: Prefetch, path: Ids, missing: Mask, waits: bool) -> int | None:
         """Pin what the host has of ``path`` and make room for what is missing; returns for how many
-        pages there is room."""
-        passes = self._passes(prefetch)
+        pages there is room.
+
+        None, if it ``waits`` in line: its share of host memory is not free. A prefetch that wants
+        more than the whole share gets what there is once no other holds any."""
+        first = next((one for one in self._open.values() if one.phase is Phase.WAITING), prefetch)
+        # If another has been first in line for long, this one may pin nothing, not even shared
+        # pages, or the first would wait for it too.
+        passes = first is not prefetch and time.monotonic() - first.begun > _PATIENCE
         left = [0] * len(self._groups) if passes else self._share.left
+        wanted = self._wanted(prefetch.reach, missing)
+        here = self._table.states(HOST, path) == LIVE
+        here &= self._residency.rule.needed(prefetch.reach)[:, : len(path)]
+        live = [path[row] for row in here]
+        more = [self._share.loose(g, pages) for g, pages in enumerate(live)]
+        full = any(n + m > most for n, m, most in zip(wanted, more, left, strict=True))
+        if waits and full and any(wanted) and not self._share.empty:
+            return None
         self._table.hold(path)
         prefetch.path = path
         loose = []
-        for g, pages in enumerate(self._live(prefetch, path)):
-            more = self._share.loose(g, pages)
-            if more <= left[g] and not passes:
+        for g, pages in enumerate(live):
+            if more[g] <= left[g] and not passes:
                 self._pin(prefetch, g, pages)
-                left[g] -= more
+                left[g] -= more[g]
             else:  # beyond its share: pinned only while room is made
                 self._host.pin(g, pages)
                 loose.append((g, pages))
         room = [
             min(most, self._residency.make_room(self._host, g, min(most, count)))
-            for g, (most, count) in enumerate(
-                zip(left, self._wanted(prefetch.reach, missing), strict=True)
-            )
+            for g, (most, count) in enumerate(zip(left, wanted, strict=True))
         ]
         for g, pages in loose:  # not before: to make room must not end the path itself
             self._host.unpin(g, pages)
@@ -299,23 +286,19 @@ class Prefetcher:
 
     # --- helpers
 
-    def _worth(self, gain: int, wanted: list[int]) -> bool:
-        """Whether reading ``wanted`` pages of each group, for ``gain`` tokens, beats computing."""
-        size = sum(n * group.record_bytes for n, group in zip(wanted, self._groups, strict=True))
-        if self._short(gain):
-            self._counts["skipped_tokens_total{why=short}"] += gain
-        elif self._recompute.beats_moving(READ, size, gain):
-            self._counts["skipped_tokens_total{why=slow}"] += gain
-        else:
-            return True
-        return False
-
     def _short(self, gain: int) -> bool:
         return gain < max(1, self._policy.prefetch_min_tokens)
 
-    def _trial(self, gain: int) -> int:
+    def _skip(self, gain: int, wanted: list[int]) -> str:
+        """Why it does not pay to read ``wanted`` pages of each group for ``gain`` tokens, or ""."""
+        if self._short(gain):
+            return "short"
+        size = sum(n * group.record_bytes for n, group in zip(wanted, self._groups, strict=True))
+        return "slow" if self._recompute.beats_moving(READ, size, gain) else ""
+
+    def _trial(self, skip: str) -> int:
         """Pages to read all the same, now and then, to measure storage again."""
-        if self._short(gain) or not self._transfers.speeds[READ].stale:
+        if skip == "short" or not self._transfers.speeds[READ].stale:
             return 0
         return max(1, _TRIAL_BYTES // sum(group.record_bytes for group in self._groups))
 

@@ -29,8 +29,8 @@ MUTANTS = [
         "core/prefetch.py",
         "                self._pin(prefetch, g, pages)\n",
         "                self._pin(prefetch, g, pages)\n"
-        "                here = self._table.where(0, g, path, Residence.LIVE)\n"
-        "                self._residency.device.pin(g, path[here])\n",
+        "                device = self._table.states(0, path)[g] == LIVE\n"
+        "                self._residency.device.pin(g, path[device])\n",
         killer="test_cache.py: path_that_ended",
     ),
     Mutant(
@@ -93,16 +93,16 @@ MUTANTS = [
         "what is on the host takes none of the share",
         "a prefetch is cut short where waiting would bring all of it",
         "core/prefetch.py",
-        "all(n + m <= most for n, m, most",
-        "all(n <= most for n, m, most",
+        "any(n + m > most for n, m, most",
+        "any(n > most for n, m, most",
         killer="test_prefetch.py: room_for_all",
     ),
     Mutant(
         "a long prompt waits for ever",
         "short ones that come later pass it, one after the other",
         "core/prefetch.py",
-        "        return first is not prefetch and time",
-        "        return False and time",
+        "        passes = first is not prefetch and time",
+        "        passes = False and time",
         killer="test_prefetch.py: lets_nobody_pass",
     ),
     Mutant(
@@ -222,7 +222,7 @@ MUTANTS = [
         "a store that was slow once is never tried again",
         "and stays slow forever",
         "core/prefetch.py",
-        "if self._short(gain) or not self._transfers.speeds[READ].stale:",
+        'if skip == "short" or not self._transfers.speeds[READ].stale:',
         "if True:",
         killer="test_recompute.py: slow_store_is_tried",
     ),
@@ -230,7 +230,7 @@ MUTANTS = [
         "a trial is waited for",
         "one request pays for what others learn",
         "core/prefetch.py",
-        "Phase.READING if worth and prefetch.reads",
+        "Phase.READING if prefetch.reads and not skip",
         "Phase.READING if prefetch.reads",
         killer="test_recompute.py: slow_store_is_tried",
     ),
