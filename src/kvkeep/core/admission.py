@@ -19,7 +19,7 @@ from .lease import Lease, Prefetch
 from .loading import Loader
 from .pages import DEVICE, MANY, ONE
 from .prefetch import Prefetcher
-from .slots import DeviceSlots, Gaps, Plan
+from .slots import DeviceSlots, Plan
 from .touches import Touches
 
 
@@ -80,7 +80,7 @@ class Admission:
             self._table.rank(lease.path, priority)
             self._loader.begin(lease, plan, prefetch.fetched if prefetch else NO_IDS)
             self._slots.reserve_running(lease)
-            self._extend(lease, fresh, plan.gaps)
+            self._slots.extend(lease, fresh, plan.gaps)
             if pages:
                 self._hit(lease)
             if prefetch:
@@ -100,7 +100,7 @@ class Admission:
             needs = [0 if group.working else more for group in self._groups]
             if not self._backup.make_room(needs):
                 return False
-            self._extend(lease, more)
+            self._slots.extend(lease, more)
             return True
         return False
 
@@ -129,12 +129,6 @@ class Admission:
         for g, load in loads:
             self._host.unpin(g, load)
         return room
-
-    def _extend(self, lease: Lease, pages: int, gaps: Gaps | None = None) -> None:
-        """Reserve private slots for ``pages`` more pages, and for snapshots if there is room."""
-        if any(wishes := self._slots.snapshots(lease, pages, gaps)):
-            self._backup.make_room(wishes)
-        self._slots.extend(lease, pages, gaps)
 
     def _hit(self, lease: Lease) -> None:
         """Record a hit. ``hits`` keeps a popular tail when longer requests slide past it."""

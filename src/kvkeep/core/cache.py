@@ -85,9 +85,9 @@ class Cache:
         self._prefetches: dict[int, Prefetch] = {}
         self._recompute = Recompute(self.transfers, policy)
         self._touches = Touches(self.transfers)
-        self._slots = DeviceSlots(residency, policy)
         flights = Flights(residency, self.transfers)
         self._backup = Backup(flights, policy, self.counts)
+        self._slots = DeviceSlots(residency, self._backup, policy)
         share = HostShare(residency, policy.prefetch_share)
         granted = self._leases, self._prefetches
         self._audit = Audit(flights, self._backup, share, *granted, self.counts)

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..schema import NO_IDS, Ids, InvariantError, Residence, Slots
+from .backup import Backup
 from .lease import Lease
 from .pages import ABSENT, DEVICE, LIVE, MANY, NO_SLOT, WRITING, States, count
 from .policy import Policy
@@ -46,8 +47,8 @@ def _rows(groups: tuple[int, ...]) -> slice | list[int]:
 class DeviceSlots:
     """Operations on the block tables of leases. Scheduler's thread only."""
 
-    def __init__(self, residency: Residency, policy: Policy) -> None:
-        self._residency, self._policy = residency, policy
+    def __init__(self, residency: Residency, backup: Backup, policy: Policy) -> None:
+        self._residency, self._backup, self._policy = residency, backup, policy
         self._table, self._device = residency.table, residency.device
         self._groups = groups = residency.schema.groups
         self._every = tuple(range(len(groups)))
@@ -122,36 +123,26 @@ class DeviceSlots:
             if group.working:
                 self._device.free(g, lease.running[g])
 
-    def snapshots(self, lease: Lease, pages: int, gaps: Gaps | None) -> list[int]:
-        """By group, slots for the snapshots that :meth:`extend` wants."""
-        if not self.snapshots_kept:
-            return []
-        wanted = self._wanted(lease, pages, gaps)
-        return [len(at) if g.working else 0 for g, at in zip(self._groups, wanted, strict=True)]
-
-    def _wanted(self, lease: Lease, pages: int, gaps: Gaps | None) -> Gaps:
-        """By group, which of ``pages`` more pages and of ``gaps`` get private slots."""
-        more = np.arange(lease.capacity, lease.capacity + pages)
-        cuts = more[np.isin((more + 1) * self._page_tokens, lease.cuts)]
-        wanted = [cuts if group.working else more for group in self._groups]
-        if gaps is None:
-            return wanted
-        return [np.concatenate(both) for both in zip(wanted, gaps, strict=True)]
-
     def extend(self, lease: Lease, pages: int, gaps: Gaps | None = None) -> None:
-        """Reserve private slots for ``pages`` more pages and ``gaps``; the caller has made room. If
-        there is none for snapshots, their pages get no slots."""
+        """Reserve private slots for ``pages`` more pages and ``gaps``; the caller has made room.
+        For snapshots this makes room; if there is none, their pages get no slots."""
+        lease.widen(pages)
         if not self.snapshots_kept and not any(map(len, gaps or ())):
-            lease.widen(pages)
             if pages:
                 fresh = self._reserve(self._every, pages)
                 lease.table[:, -pages:], lease.owned[:, -pages:] = fresh, True
             return
-        wanted = self._wanted(lease, pages, gaps)
-        lease.widen(pages)
+        more = np.arange(lease.capacity - pages, lease.capacity)
+        cuts = more[np.isin((more + 1) * self._page_tokens, lease.cuts)]
+        wanted = [cuts if group.working else more for group in self._groups]
+        if gaps is not None:
+            wanted = [np.concatenate(both) for both in zip(wanted, gaps, strict=True)]
+        snapshots = [
+            len(at) if g.working else 0 for g, at in zip(self._groups, wanted, strict=True)
+        ]
+        self._backup.make_room(snapshots)
         for g, at in enumerate(wanted):
-            room = not self._groups[g].working or len(at) <= self._device.free_slots(g)
-            if len(at) and room:
+            if snapshots[g] <= self._device.free_slots(g) and len(at):
                 lease.table[g, at], lease.owned[g, at] = self._reserve(g, len(at)), True
 
     def _reserve(self, groups: Groups, wanted: int) -> Slots:
