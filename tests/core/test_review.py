@@ -18,7 +18,7 @@ from kvkeep.core.cache import Cache
 from kvkeep.core.lane_work import Inquiry
 from kvkeep.core.policy import Policy
 from kvkeep.core.prefetch import Prefetcher
-from kvkeep.core.presence import HitRule
+from kvkeep.core.presence import Presence
 from kvkeep.core.residency import Residency
 from kvkeep.core.storage import Storage
 from kvkeep.core.ticket import Ticket
@@ -241,7 +241,7 @@ def test_a_prompt_far_longer_than_the_host_is_cut_in_one_step(
     w.restart()
     request = w.arrive(long)
     w.step("read")
-    looks = count_calls(monkeypatch, HitRule, "usable")
+    looks = count_calls(monkeypatch, Presence, "usable")
     w.tick()
     assert len(looks) < 10
     assert w.cache._prefetches[request.prefetch.serial].path.size == 4, "half of the host"
