@@ -18,14 +18,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-FORMAT_VERSION = 2
-"""Version of keys and records. Records of another version are misses."""
-
-BLOCK = 4096
-"""Storage allocates records in blocks of this many bytes."""
-
-SECTOR = 512
-"""Record bodies are padded to a multiple of this many bytes, as direct I/O requires."""
+FORMAT_VERSION = 2  # of keys and records; records of another version are misses
+BLOCK = 4096  # bytes: storage allocates records in blocks
+SECTOR = 512  # bytes: record bodies are padded to a multiple, as direct I/O requires
 
 Ids = NDArray[np.intp]
 """Page ids, in NumPy's index width: indexing with any other costs ten times as much."""

@@ -158,7 +158,9 @@ class Prefetcher:
     def _start(self, prefetch: Prefetch, path: Ids) -> None:
         """Read what memory lacks of ``[0, reach)``, once the host has room. If that is not worth
         it, read at most a few pages, for which no request waits."""
-        if prefetch.keys and any(one.abandoned and one.overlaps(path) for one in self._reads()):
+        if prefetch.keys and any(
+            one.abandoned and one.overlaps(path) for one in self._transfers.on(READ)
+        ):
             return  # wait for them: their lane may skip them, so they cannot be joined
         reach = prefetch.reach
         memory = self._in_memory(path, reach)
@@ -302,9 +304,6 @@ class Prefetcher:
             return 0
         return max(1, _TRIAL_BYTES // sum(group.record_bytes for group in self._groups))
 
-    def _reads(self) -> list[Ticket]:
-        return [ticket for ticket in self._transfers.tickets if ticket.route is READ]
-
     def _waiters(self, ticket: Ticket) -> list[Prefetch]:
         """Open prefetches that wait for a read."""
         return [one for one in self._open.values() if ticket in one.reads]
@@ -322,8 +321,9 @@ class Prefetcher:
         """Of ``pages`` pages that begin with ``path``: LIVE or WRITING in a memory tier."""
         device, host = (self._table.states(tier, path) for tier in (DEVICE, HOST))
         memory = self._pad((device | host) != ABSENT, pages)
-        for move in (move for one in self._reads() if one.abandoned for move in one.moves):
-            memory.mask[move.group, : len(path)] &= ~np.isin(path, move.pages)  # may be skipped
+        for read in self._transfers.on(READ):
+            for move in read.moves if read.abandoned else ():  # its lane may skip it
+                memory.mask[move.group, : len(path)] &= ~np.isin(path, move.pages)
         return memory
 
     def _pad(self, mask: Mask, pages: int) -> Presence:

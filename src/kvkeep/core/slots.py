@@ -169,13 +169,6 @@ class DeviceSlots:
                     self._device.free(g, has[mine])
         lease.table, lease.owned = lease.table[:, :first], lease.owned[:, :first]
 
-    def _drop(self, g: int, lease: Lease, at: NDArray[np.intp]) -> None:
-        """Unpin or free the slots of these pages."""
-        own = lease.owned[g, at]
-        self._device.free(g, lease.table[g, at[own]])
-        self._device.unpin(g, lease.path[at[~own]])
-        lease.table[g, at], lease.owned[g, at] = NO_SLOT, False
-
     def publish(
         self, lease: Lease, first: int, snapshots: Collection[int]
     ) -> Iterator[tuple[int, Ids]]:
@@ -187,17 +180,13 @@ class DeviceSlots:
         for groups, rows in self._sets:
             own = lease.owned[rows, part]
             simple = count(own) == own.size and not count(state[rows])
-            if simple and not self._shares_part(groups, lease):
+            if simple and all(lease.whole[g] and not self._groups[g].working for g in groups):
                 self._device.adopt(groups, ids, lease.table[rows, part], Residence.LIVE)
                 self._device.pin(groups, ids)
                 lease.owned[rows, part] = False
                 yield from ((g, ids) for g in groups)
             else:
                 yield from ((g, self._publish_part(g, lease, first, snapshots)) for g in groups)
-
-    def _shares_part(self, groups: tuple[int, ...], lease: Lease) -> bool:
-        """The lease shares only some of its pages of these groups."""
-        return any(self._groups[g].working or not lease.whole[g] for g in groups)
 
     def _publish_part(self, g: int, lease: Lease, first: int, snapshots: Collection[int]) -> Ids:
         """Publish one group; returns pages whose rows adopted a slot."""
@@ -223,11 +212,14 @@ class DeviceSlots:
         at = np.flatnonzero(lease.table[g, :start] != NO_SLOT)
         if not len(at):
             return
-        shared = at[~lease.owned[g, at]]
+        own = lease.owned[g, at]
+        shared = at[~own]
         out = lease.path[shared]
         dead = self._table.hits[g, out] < MANY
         if self._groups[g].working:
             dead &= ~np.isin((shared + 1) * self._page_tokens, list(lease.lasting))
         self._table.used[self._table.clocks[g], out[dead]] = 0
         self._residency.host.offer(g, out[dead])
-        self._drop(g, lease, at)
+        self._device.free(g, lease.table[g, at[own]])
+        self._device.unpin(g, out)
+        lease.table[g, at], lease.owned[g, at] = NO_SLOT, False

@@ -17,8 +17,7 @@ from .presence import Mask, Presence
 
 log = logging.getLogger(__name__)
 
-CALL_RECORDS = 256
-"""Most records in one call of a store."""
+CALL_RECORDS = 256  # most in one call of a store
 
 Call = Callable[[Store, Sequence[Key], Sequence[memoryview]], "list[bool] | None"]
 

@@ -23,8 +23,7 @@ from .speed import Speed
 from .storage import Storage
 from .ticket import LOAD, READ, SAVE, WRITE, Job, Route, Ticket
 
-ASK = "ask"
-"""The lane of lookups and touches."""
+ASK = "ask"  # the lane of lookups and touches
 
 _READ_SECONDS = 0.1  # most for one read ...
 _READ_SHARE = 1 / 4  # ... and at most this part of all, so that a slow store shows early ...
@@ -127,9 +126,13 @@ class Transfers:
                 yield inquiry
                 self._asked.remove(inquiry)
 
+    def on(self, route: Route) -> list[Ticket]:
+        """Tickets of a route, in order."""
+        return [ticket for ticket in self.tickets if ticket.route is route]
+
     def behind(self, route: Route) -> dict[Ticket, int]:
         """Tickets of a route in order, each with the bytes that move until it is done."""
-        tickets = [ticket for ticket in self.tickets if ticket.route is route]
+        tickets = self.on(route)
         sizes = accumulate(0 if ticket.abandoned else ticket.left for ticket in tickets)
         return dict(zip(tickets, sizes, strict=True))
 

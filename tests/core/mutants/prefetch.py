@@ -125,7 +125,7 @@ MUTANTS = [
         "what may not be made is joined",
         "whoever joins gets a short hit",
         "core/prefetch.py",
-        "&= ~np.isin(path, move.pages)  # may be skipped",
+        "&= ~np.isin(path, move.pages)",
         "&= True",
         killer="test_recompute.py: read_again_for_who",
     ),
