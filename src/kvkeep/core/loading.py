@@ -55,8 +55,7 @@ class Loader:
         here = Presence(self._residency.rule, device != ABSENT)
         known = here.usable()
         lacking = np.count_nonzero(here.rule.needed(pages) & ~here.mask, axis=1).tolist()
-        size = sum(n * group.record_bytes for n, group in zip(lacking, self._groups, strict=True))
-        slow = self._recompute.beats_moving(LOAD, size, (pages - known) * self._page_tokens)
+        slow = self._recompute.beats_moving(LOAD, lacking, (pages - known) * self._page_tokens)
         return known if slow and not self._transfers.speeds[LOAD].stale else pages
 
     def begin(self, lease: Lease, plan: Plan, fetched: Ids) -> None:

@@ -269,21 +269,17 @@ class Prefetcher:
     def _parts(self, pages: int, lacking: list[NDArray[np.intp]]) -> Iterator[tuple[int, int]]:
         """Split ``[0, pages)`` into parts, one ticket and short store call each, with all groups of
         a page: pages are of use as they land, and a slow store shows early."""
-        size, records = np.zeros((2, pages), dtype=np.int64)
+        totals = np.zeros((2, pages + 1), dtype=np.int64)  # bytes and records before each page
         for group, at in zip(self._groups, lacking, strict=True):
-            size[at] += group.record_bytes
-            records[at] += 1
-        wanted = np.flatnonzero(records)
-        sizes, counts = (
-            np.concatenate(([0], column[wanted].cumsum())) for column in (size, records)
-        )
-        most = self._transfers.read_bytes(int(sizes[-1]))
-        start = 0
-        while start < len(wanted):
+            totals[:, at + 1] += [[group.record_bytes], [1]]
+        sizes, counts = totals.cumsum(axis=1)
+        most, start = self._transfers.read_bytes(int(sizes[-1])), 0
+        while counts[start] < counts[-1]:
             fit = sizes.searchsorted(sizes[start] + most, side="right") - 1
             few = counts.searchsorted(counts[start] + CALL_RECORDS, side="right") - 1
             end = max(start + 1, int(min(fit, few)))
-            yield int(wanted[start]), int(wanted[end - 1]) + 1
+            if counts[start] < counts[end]:
+                yield start, end
             start = end
 
     # --- helpers
@@ -295,8 +291,7 @@ class Prefetcher:
         """Why it does not pay to read ``wanted`` pages of each group for ``gain`` tokens, or ""."""
         if self._short(gain):
             return "short"
-        size = sum(n * group.record_bytes for n, group in zip(wanted, self._groups, strict=True))
-        return "slow" if self._recompute.beats_moving(READ, size, gain) else ""
+        return "slow" if self._recompute.beats_moving(READ, wanted, gain) else ""
 
     def _trial(self, skip: str) -> int:
         """Pages to read all the same, now and then, to measure storage again."""

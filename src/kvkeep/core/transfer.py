@@ -44,7 +44,7 @@ class Transfers:
         lane: MakeLane = ThreadLane,
         stall_seconds: float = 10.0,
     ) -> None:
-        self._groups, self._media = schema.groups, media
+        self.groups, self._media = schema.groups, media
         self.faults: Counter[str] = Counter()  # contained failures, by lane or verb
         self.storage = Storage(schema, store, stall_seconds, self.faults)
         work = LaneWork(schema, media, self.storage, self.faults)
@@ -88,7 +88,7 @@ class Transfers:
         route = ticket.route
         ticket.submitted = time.monotonic()
         ticket.left = sum(
-            len(move.pages) * self._groups[move.group].record_bytes for move in ticket.moves
+            len(move.pages) * self.groups[move.group].record_bytes for move in ticket.moves
         )
         self.tickets.append(ticket)
         if route in self.speeds:
@@ -173,8 +173,10 @@ class Recompute:
         computing = self.prefill.seconds(tokens) if self._policy.recompute == "auto" else None
         return seconds is not None and computing is not None and computing < seconds
 
-    def beats_moving(self, route: Route, size: int, tokens: int) -> bool:
-        """Whether computing is faster than moving ``size`` bytes behind a route's tickets."""
+    def beats_moving(self, route: Route, pages: Sequence[int], tokens: int) -> bool:
+        """Whether computing is faster than moving ``pages`` by group behind a route's tickets."""
+        each = zip(pages, self._transfers.groups, strict=True)
+        size = sum(count * group.record_bytes for count, group in each)
         return self.beats(self._transfers.seconds(route, size), tokens)
 
 

@@ -110,7 +110,7 @@ MUTANTS = [
         "what has come by a deadline is of no use",
         "core/prefetch.py",
         "            end = max(start + 1, int(min(fit, few)))\n",
-        "            end = len(wanted)\n",
+        "            end = pages\n",
         killer="test_prefetch.py: of_use_at_once",
     ),
     Mutant(
