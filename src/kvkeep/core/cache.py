@@ -74,9 +74,9 @@ class Cache:
         self.policy = policy = policy or Policy()
         self.media = media or Memory(schema, device_slots, host_slots)
         self.counts: Counter[str] = Counter()
-        self.residency = residency = Residency(
-            schema, device_slots, host_slots, policy.order, policy.strict, store is not None
-        )
+        rules = policy.order, policy.missing == "strict"
+        self.residency = Residency(schema, device_slots, host_slots, *rules, store is not None)
+        residency = self.residency
         self.transfers = Transfers(schema, self.media, store, lane, policy.stall_seconds)
         _open.add(self.transfers)
         weakref.finalize(self, close_all, self.transfers.closers, 0.0).atexit = False

@@ -1,14 +1,8 @@
 """Flights: a ticket owns the bytes that it moves.
 
-::
-
-              depart                                   landing
-    source    pinned ------------------------------->  unpinned
-    target    reserved, WRITING -------------------->  LIVE where the bytes landed, else dropped
-    page      held --------------------------------->  unheld, after others took what landed
-
-From departure to landing nobody else can get these slots, whatever happens to the request or the
-page. Backup, prefetch and loading decide what moves; this file pins, adopts and publishes.
+From departure to landing its sources are pinned, its targets WRITING and its pages held: nobody
+else can get these slots, whatever happens to the request or the page. Backup, prefetch and loading
+decide what moves; this file pins, adopts and publishes.
 """
 
 from __future__ import annotations

@@ -29,12 +29,8 @@ MANY = 2  # hits that make a tail worth keeping: each turn of a conversation mak
 
 _T = TypeVar("_T", bound=np.generic)
 
-States = NDArray[np.uint8]
-"""``[groups, pages]`` of :class:`~kvkeep.schema.Residence` in one tier."""
-
-count: Callable[[NDArray[Any]], int] = np.count_nonzero
-"""The number of elements that are not zero."""
-
+States = NDArray[np.uint8]  # [groups, pages] of schema.Residence in one tier
+count: Callable[[NDArray[Any]], int] = np.count_nonzero  # elements that are not zero
 _HISTORY = ("dying", "used", "hits", "reused", "priority", "stored")  # reset when an id is recycled
 
 

@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 
 from ..schema import Group
 
-Mask = NDArray[np.bool_]
-"""``[groups, pages]``."""
+Mask = NDArray[np.bool_]  # [groups, pages]
 
 
 class HitRule:

@@ -40,8 +40,7 @@ from numpy.typing import NDArray
 
 from ..schema import NO_IDS, Ids, InvariantError
 
-Raw = bytes | memoryview
-"""Token bytes of whole pages: int32, little-endian."""
+Raw = bytes | memoryview  # token bytes of whole pages: int32, little-endian
 
 
 @dataclass(slots=True, eq=False)
