@@ -58,20 +58,19 @@ class Guard:
 
 
 class Audit:
-    """Checks and repairs the bookkeeping; sees all owners live. Scheduler's thread only."""
+    """Checks and repairs the bookkeeping; knows all owners. Scheduler's thread only."""
 
     def __init__(
         self,
         flights: Flights,
         backup: Backup,
         share: HostShare,
-        leases: dict[int, Lease],
-        prefetches: dict[int, Prefetch],
         counts: Counter[str],
     ) -> None:
         self._residency, self._tickets = flights.residency, flights.transfers.tickets
-        self._lines, self._share, self._counts = backup.lines, share, counts
-        self._leases, self._prefetches = leases, prefetches
+        self._lines, self._share, self.counts = backup.lines, share, counts
+        self.leases: dict[int, Lease] = {}  # granted, by serial
+        self.prefetches: dict[int, Prefetch] = {}  # open, by serial, the oldest first
         self._broken: list[Ids] = []  # since the last mend
 
     def guard(self, *pages: Ids, lease: Lease | None = None) -> Guard:
@@ -85,12 +84,12 @@ class Audit:
         """Note that bookkeeping may be wrong; returns whether the error is contained."""
         if lease is not None:
             pages = (lease.path,)
-            self._leases.pop(lease.serial, None)
+            self.leases.pop(lease.serial, None)
             lease.end()
         contained = isinstance(error, InvariantError)
         if contained:
             log.error("bookkeeping is wrong; some pages are dropped", exc_info=error)
-            self._counts["invariant_errors_total"] += 1
+            self.counts["invariant_errors_total"] += 1
         self._broken += [NO_IDS, *(pages if contained else ())]
         return contained
 
@@ -109,18 +108,18 @@ class Audit:
         )
         for tier in residency.tiers:
             self._broken.append(tier.sift(filling[tier.index]))
-        for prefetch in self._prefetches.values():
+        for prefetch in self.prefetches.values():
             prefetch.pinned = [
                 (g, pages[residency.table.where(HOST, g, pages, Residence.LIVE)])
                 for g, pages in prefetch.pinned
             ]
             prefetch.forsake(self._tickets)
         arrivals = [ticket.arrival for ticket in self._tickets]
-        for lease in list(self._leases.values()):
+        for lease in list(self.leases.values()):
             if not self._sound(lease) or any(one not in arrivals for one in lease.arriving):
-                del self._leases[lease.serial]
+                del self.leases[lease.serial]
                 lease.end()
-        kept = [pin for prefetch in self._prefetches.values() for pin in prefetch.pinned]
+        kept = [pin for prefetch in self.prefetches.values() for pin in prefetch.pinned]
         reads = (move for one in self._tickets if one.route is READ for move in one.moves)
         self._share.reset([*kept, *((move.group, move.pages) for move in reads)])
         residency.recount(*self.count(), np.concatenate(self._broken))
@@ -129,7 +128,7 @@ class Audit:
     def check(self) -> None:
         """Raise InvariantError unless holds, pins and private slots match their owners."""
         table = self._residency.table
-        if not all(map(self._sound, self._leases.values())):
+        if not all(map(self._sound, self.leases.values())):
             raise InvariantError("a lease's slot is not its page's")
         holds, pins, private = self.count()
         if (holds != table.holds).any() or (pins != table.pins).any():
@@ -145,13 +144,13 @@ class Audit:
             (tier, move.group, slots[table.slot[tier, move.group, move.pages] != slots])
             for _, tier, move, slots in self._ends()
         )
-        for lease in self._leases.values():
+        for lease in self.leases.values():
             holds[lease.path] += 1
             for g, slots in enumerate(private[DEVICE]):
                 own = lease.table[g, lease.owned[g]]
                 private[DEVICE][g] = np.concatenate((slots, own, lease.running[g]))
                 pins[DEVICE, g, lease.path[lease.shared(g)]] += 1
-        for prefetch in self._prefetches.values():
+        for prefetch in self.prefetches.values():
             holds[prefetch.path] += 1
             for g, pages in prefetch.pinned:
                 pins[HOST, g, pages] += 1

@@ -81,29 +81,19 @@ class Cache:
         _open.add(self.transfers)
         weakref.finalize(self, close_all, self.transfers.closers, 0.0).atexit = False
         self._table = residency.table
-        self._leases: dict[int, Lease] = {}
-        self._prefetches: dict[int, Prefetch] = {}
         self._recompute = Recompute(self.transfers, policy)
         self._touches = Touches(self.transfers)
         flights = Flights(residency, self.transfers)
         self._backup = Backup(flights, policy, self.counts)
         self._slots = DeviceSlots(residency, self._backup, policy)
         share = HostShare(residency, policy.prefetch_share)
-        granted = self._leases, self._prefetches
-        self._audit = Audit(flights, self._backup, share, *granted, self.counts)
+        self._audit = audit = Audit(flights, self._backup, share, self.counts)
+        self._leases, self._prefetches = audit.leases, audit.prefetches
         shared = flights, self._recompute, policy, self.counts
-        self._prefetcher = Prefetcher(*shared, self._audit, share, self._prefetches)
+        self._prefetcher = Prefetcher(*shared, audit, share)
         self._loader = Loader(*shared, self._slots, self._leases)
         self._admission = Admission(
-            flights,
-            self._slots,
-            self._backup,
-            self._prefetcher,
-            self._loader,
-            self._touches,
-            self._audit,
-            self.counts,
-            self._leases,
+            flights, self._backup, self._prefetcher, self._loader, self._touches, audit
         )
         self._closed = False
 

@@ -40,7 +40,7 @@ class Loader:
     ) -> None:
         self._flights, self._recompute = flights, recompute
         self._transfers, self._residency = flights.transfers, (residency := flights.residency)
-        self._policy, self._counts, self._slots, self._leases = policy, counts, slots, leases
+        self._policy, self._counts, self.slots, self._leases = policy, counts, slots, leases
         self._groups, self._page_tokens = residency.schema.groups, residency.schema.page_tokens
         self._table, self._device = residency.table, residency.device
 
@@ -118,9 +118,9 @@ class Loader:
             at = self._table.depth[ids]
             first = max(group.needed(hit).start, lease.first_valid[g])
             mine = (lease.path[at] == ids) & (lease.table[g, at] == NO_SLOT) & (at >= first)
-            self._slots.pin(g, lease, ids[mine])
+            self.slots.pin(g, lease, ids[mine])
             if group.tail is not None:
-                self._slots.slide(g, lease, group.needed(lease.pages).start)
+                self.slots.slide(g, lease, group.needed(lease.pages).start)
 
     def _settle(self, lease: Lease, ticket: Ticket) -> None:
         """All loads landed or failed: apply the hit rule to what is on the device."""
@@ -138,7 +138,7 @@ class Loader:
         pages = has.usable()
         if pages < lease.pages:
             lease.explanation.limited_by = has.limit(pages)
-            self._slots.let_go(lease, pages)
+            self.slots.let_go(lease, pages)
             self._residency.unhold(lease.path[pages:])
             lease.path = lease.path[:pages]
         for g, group in enumerate(self._groups):
@@ -148,7 +148,7 @@ class Loader:
                 lease.whole[g] = not len(gaps)
                 lease.first_valid[g] = int(gaps[-1]) + 1 if len(gaps) else 0
             at = np.arange(max(needed.start, lease.first_valid[g]), pages)
-            self._slots.pin(g, lease, lease.path[at[(lease.table[g, at] == NO_SLOT) & live[g, at]]])
+            self.slots.pin(g, lease, lease.path[at[(lease.table[g, at] == NO_SLOT) & live[g, at]]])
 
     def _trace(self, lease: Lease, fetched: Ids) -> None:
         """Note for each page of a hit the lowest tier that any of its groups comes from; for a page

@@ -44,12 +44,11 @@ class Prefetcher:
         counts: Counter[str],
         audit: Audit,
         share: HostShare,
-        prefetches: dict[int, Prefetch],
     ) -> None:
         self._flights, self._recompute = flights, recompute
         self._transfers, self._residency = flights.transfers, (residency := flights.residency)
         self._policy, self._counts = policy, counts
-        self._audit, self._share, self._open = audit, share, prefetches
+        self._audit, self._share, self._open = audit, share, audit.prefetches
         self._table, self._host, self._tree = residency.table, residency.host, residency.tree
         self._groups, self._page_tokens = residency.schema.groups, residency.schema.page_tokens
         self._last = -1  # serial of the last prefetch in line that was tried
