@@ -157,16 +157,13 @@ class Prefetcher:
     def _start(self, prefetch: Prefetch, path: Ids) -> None:
         """Read what memory lacks of ``[0, reach)``, once the host has room. If that is not worth
         it, read at most a few pages, for which no request waits."""
-        if prefetch.keys and any(
-            one.abandoned and one.overlaps(path) for one in self._transfers.on(READ)
-        ):
+        abandoned = (read for read in self._transfers.on(READ) if read.abandoned)
+        if prefetch.keys and any(read.overlaps(path) for read in abandoned):
             return  # wait for them: their lane may skip them, so they cannot be joined
         reach = prefetch.reach
         memory = self._in_memory(path, reach)
         missing = prefetch.found.mask[:, :reach] & ~memory.mask
-        known = self._pad(
-            self._residency.present(path, self._table.states(DEVICE, path)).mask, reach
-        ).usable()
+        known = self._residency.present(path, self._table.states(DEVICE, path)).usable()
         prefetch.gain = (reach - known) * self._page_tokens
         skip = self._skip(prefetch.gain, self._wanted(reach, missing))
         if skip:
@@ -314,17 +311,12 @@ class Prefetcher:
     def _in_memory(self, path: Ids, pages: int) -> Presence:
         """Of ``pages`` pages that begin with ``path``: LIVE or WRITING in a memory tier."""
         device, host = (self._table.states(tier, path) for tier in (DEVICE, HOST))
-        memory = self._pad((device | host) != ABSENT, pages)
+        mask = np.zeros((len(self._groups), pages), dtype=bool)
+        mask[:, : len(path)] = (device | host) != ABSENT
         for read in self._transfers.on(READ):
             for move in read.moves if read.abandoned else ():  # its lane may skip it
-                memory.mask[move.group, : len(path)] &= ~np.isin(path, move.pages)
-        return memory
-
-    def _pad(self, mask: Mask, pages: int) -> Presence:
-        """Extend or cut a mask to ``pages`` pages; False beyond its end."""
-        wide = np.zeros((len(mask), pages), dtype=bool)
-        wide[:, : mask.shape[1]] = mask[:, :pages]
-        return Presence(self._residency.rule, wide)
+                mask[move.group, : len(path)] &= ~np.isin(path, move.pages)
+        return Presence(self._residency.rule, mask)
 
     def _wanted(self, pages: int, missing: Mask) -> list[int]:
         """By group, how many pages ``[0, pages)`` needs and lacks."""
