@@ -12,7 +12,6 @@ import hashlib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -205,7 +204,6 @@ class Schema:
         return hashlib.sha256(repr(parts).encode()).digest()[:16]
 
 
-@lru_cache
 def root_key(namespace: str) -> bytes:
     """32 bytes: the parent key of the first page of ``namespace``."""
     name = namespace.encode("utf-8", "surrogatepass")  # JSON can hold lone surrogates
