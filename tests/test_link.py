@@ -22,6 +22,7 @@ from remote_engines import MAKE
 
 from kvkeep.engine import link
 from kvkeep.engine.client import EngineClient, Piece
+from kvkeep.engine.errors import EngineDied
 from kvkeep.engine.link import RemoteEngine
 from kvkeep.engine.messages import (
     Abort,
@@ -34,14 +35,7 @@ from kvkeep.engine.messages import (
     Reply,
     Sampling,
 )
-from kvkeep.schema import (
-    Closed,
-    ConfigError,
-    DraftMismatch,
-    EngineDied,
-    RequestError,
-    UnsupportedModel,
-)
+from kvkeep.schema import Closed, ConfigError, DraftMismatch, RequestError, UnsupportedModel
 from kvkeep.server.app import create_app
 
 Start = Callable[..., RemoteEngine]

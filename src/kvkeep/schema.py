@@ -17,14 +17,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-FORMAT_VERSION = 2
-"""Version of keys and records. Records of another version are misses."""
-
-BLOCK = 4096
-"""Storage allocates records in blocks of this many bytes."""
-
-SECTOR = 512
-"""Record bodies are padded to a multiple of this many bytes, as direct I/O requires."""
+FORMAT_VERSION = 2  # of keys and records; records of another version are misses
+BLOCK = 4096  # bytes: storage allocates records in blocks
+SECTOR = 512  # bytes: record bodies are padded to a multiple, as direct I/O requires
 
 Ids = NDArray[np.intp]
 """Page ids, in NumPy's index width: indexing with any other costs ten times as much."""
@@ -45,26 +40,7 @@ DTYPE_BYTES: Mapping[str, int] = {
 
 
 class KvkeepError(Exception):
-    """Base class of all errors that kvkeep raises.
-
-    ::
-
-        KvkeepError
-        +-- ConfigError        the configuration cannot be served (also a ValueError)
-        |   +-- UnsupportedModel   kvkeep does not support a model, layer or setting
-        |   +-- DraftMismatch      a draft model does not fit its target
-        +-- RequestError       one request is refused; others go on (also a ValueError)
-        |   +-- PromptTooLong      more tokens than the context or the device pool can hold
-        |   +-- ModelNotFound      a request names a model that is not served
-        +-- Overloaded         too many requests wait; try again later
-        +-- DeadlineExceeded   a request was not done in the time that it allows
-        +-- StoreError         a storage backend failed; the lanes contain it
-        +-- LoadFailed         a load to the device failed; its requests repeat the step
-        +-- InvariantError     kvkeep's bookkeeping is wrong; the affected pages are dropped
-        +-- Aborted            an operator aborted the request
-        +-- Closed             the cache, store or engine was closed
-            +-- EngineDied         the engine's process ended, with all requests that it ran
-    """
+    """Base class of all errors that kvkeep raises."""
 
 
 class ConfigError(KvkeepError, ValueError):
@@ -91,14 +67,6 @@ class ModelNotFound(RequestError):
     """A request names a model that is not served here."""
 
 
-class Overloaded(KvkeepError):
-    """Too many requests wait; try again later."""
-
-
-class DeadlineExceeded(KvkeepError):
-    """A request was not done in the time that it allows."""
-
-
 class StoreError(KvkeepError):
     """A storage backend failed. The lanes contain and count the failure."""
 
@@ -111,29 +79,8 @@ class InvariantError(KvkeepError):
     """Bookkeeping is wrong. The cache drops the affected pages and goes on."""
 
 
-class Aborted(KvkeepError):
-    """An operator aborted the request."""
-
-
 class Closed(KvkeepError):
     """The cache, store or engine was closed."""
-
-
-class EngineDied(Closed):
-    """The engine's process ended, and with it all requests that it ran."""
-
-
-def error_named(kind: str, message: str) -> KvkeepError:
-    """The error whose class is called ``kind``; KvkeepError if no class here is."""
-    return _by_name(KvkeepError).get(kind, KvkeepError)(message)
-
-
-def _by_name(root: type[KvkeepError]) -> dict[str, type[KvkeepError]]:
-    """``root`` and all its subclasses, by name."""
-    found = {root.__name__: root}
-    for child in root.__subclasses__():
-        found |= _by_name(child)
-    return found
 
 
 class Residence(enum.IntEnum):

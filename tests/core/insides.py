@@ -164,9 +164,7 @@ class Insides:
     @property
     def keepers(self) -> np.ndarray:
         """``[groups, pages]``: for how many pins and reads the share counts each page."""
-        share = self.cache._prefetcher._share
-        share._column(0)  # makes all columns as long as the table
-        return share._users
+        return self.cache.residency.table.kept
 
     @property
     def kept(self) -> list[int]:

@@ -17,9 +17,9 @@ from schemas import FIVE, FOUR, LIVE, TWO, WRITING, P, group
 from walks import STEPS, one
 from world import World
 
-from kvkeep.core.breaker import Breaker
 from kvkeep.core.cache import Cache
 from kvkeep.core.policy import EVICTION, WRITE, Policy, lru
+from kvkeep.core.storage import Breaker
 from kvkeep.schema import ConfigError, Identity, RequestError, Residence, Schema
 from kvkeep.testing.fakes import DictStore, TruthMedia
 

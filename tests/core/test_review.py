@@ -19,7 +19,7 @@ from kvkeep.core.lane_work import Inquiry
 from kvkeep.core.lease import Lease
 from kvkeep.core.policy import Policy
 from kvkeep.core.prefetch import Prefetcher
-from kvkeep.core.presence import HitRule
+from kvkeep.core.presence import Presence
 from kvkeep.core.residency import Residency
 from kvkeep.core.storage import Storage
 from kvkeep.core.ticket import Ticket
@@ -158,7 +158,7 @@ class Interrupted(dict):
 def test_a_lease_that_was_granted_but_not_returned_ends() -> None:
     """Nobody could release it either."""
     cache = cache_on(None)
-    cache._leases = cache._audit._leases = cache._admission._leases = Interrupted()
+    cache._leases = cache._audit.leases = Interrupted()
     with pytest.raises(KeyboardInterrupt):
         cache.admit(TOKENS, chunk=7)
     cache.tick()
@@ -263,7 +263,7 @@ def test_a_prompt_far_longer_than_the_host_is_cut_in_one_step(
     w.restart()
     request = w.arrive(long)
     w.step("read")
-    looks = count_calls(monkeypatch, HitRule, "usable")
+    looks = count_calls(monkeypatch, Presence, "usable")
     w.tick()
     assert len(looks) < 10
     assert w.cache._prefetches[request.prefetch.serial].path.size == 4, "half of the host"

@@ -24,7 +24,8 @@ from typing import Any
 import msgspec
 import zmq
 
-from ..schema import ConfigError, EngineDied, KvkeepError
+from ..schema import ConfigError, KvkeepError
+from .errors import EngineDied
 from .link import SECONDS, NotStarted, Ready, encode, pull, push
 from .messages import Request
 

@@ -10,7 +10,8 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
-from ..schema import Aborted, Closed, InvariantError, KvkeepError, RequestError, error_named
+from ..schema import Closed, InvariantError, KvkeepError, RequestError
+from .errors import Aborted, error_named
 from .messages import (
     Abort,
     Ask,

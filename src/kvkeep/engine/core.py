@@ -17,17 +17,10 @@ from typing import Any
 
 import msgspec
 
-from ..schema import (
-    Closed,
-    DeadlineExceeded,
-    KvkeepError,
-    LoadFailed,
-    Overloaded,
-    PromptTooLong,
-    RequestError,
-)
+from ..schema import Closed, KvkeepError, LoadFailed, PromptTooLong, RequestError
 from .build import OpenStore, build, open_store
 from .config import EngineConfig
+from .errors import DeadlineExceeded, Overloaded
 from .grammar import Grammars
 from .messages import (
     Abort,

@@ -38,7 +38,8 @@ from typing import Any
 import msgspec
 import zmq
 
-from ..schema import Closed, ConfigError, EngineDied, KvkeepError, RequestError, error_named
+from ..schema import Closed, ConfigError, KvkeepError, RequestError
+from .errors import EngineDied, error_named
 from .messages import Abort, Failed, ModelInfo, Output, Reply, Request
 
 log = logging.getLogger(__name__)

@@ -12,15 +12,8 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from ..schema import (
-    Closed,
-    DeadlineExceeded,
-    KvkeepError,
-    ModelNotFound,
-    Overloaded,
-    PromptTooLong,
-    RequestError,
-)
+from ..engine.errors import DeadlineExceeded, Overloaded
+from ..schema import Closed, KvkeepError, ModelNotFound, PromptTooLong, RequestError
 from .protocol import REFUSED, ChatRequest, CompletionRequest
 
 _FIELDS = CompletionRequest.model_fields.keys() | ChatRequest.model_fields.keys()

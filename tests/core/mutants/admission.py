@@ -143,8 +143,8 @@ MUTANTS = [
         "windows slide in grow",
         "a rejected draft does not find its window again",
         "core/admission.py",
-        "            self._extend(lease, more)\n            return True\n",
-        "            self._extend(lease, more)\n"
+        "            self._slots.extend(lease, more)\n            return True\n",
+        "            self._slots.extend(lease, more)\n"
         "            for g, group in enumerate(self._groups):\n"
         "                if group.tail is not None:\n"
         "                    start = min(lease.pages, group.needed(pages).start)\n"
@@ -155,9 +155,9 @@ MUTANTS = [
     Mutant(
         "snapshots get no room while other pages are idle",
         "a prompt's end has no snapshot, and the next turn computes all of it again",
-        "core/admission.py",
-        "            self._backup.make_room(wishes)\n",
-        "            pass\n",
+        "core/slots.py",
+        "        self._backup.make_room(snapshots)\n",
+        "",
         killer="test_cache.py: idle_snapshot",
     ),
     Mutant(

@@ -73,8 +73,8 @@ MUTANTS = [
         "a snapshot must have room",
         "requests are refused for want of a luxury",
         "core/slots.py",
-        "            room = not self._groups[g].working or len(at) <= self._device.free_slots(g)\n",
-        "            room = True\n",
+        "            if snapshots[g] <= self._device.free_slots(g) and len(at):\n",
+        "            if len(at):\n",
         killer="test_cache.py: without_room_for_a_snapshot",
     ),
     Mutant(
