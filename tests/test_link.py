@@ -334,6 +334,27 @@ class TestDeath:
         assert caplog.text.count("disk on fire") == link.RESTARTS
         engine.close()
 
+    @pytest.mark.parametrize("where", ["a reply", "a new process"])
+    def test_a_link_that_fails_fails_all_requests(
+        self, start: Start, sockets: Path, monkeypatch: pytest.MonkeyPatch, where: str
+    ) -> None:
+        def broken(*_: object) -> None:
+            raise OSError("no more processes")
+
+        engine = start(step_seconds=0.01)
+        _, failed = hear(engine, 1 if where == "a reply" else 2)
+        monkeypatch.setattr(link, "_reply" if where == "a reply" else "_Child", broken)
+        engine.send(ask("a", [1], 1_000_000))
+        if where == "a new process":
+            engine.send(Evict("b", "exit"))
+        assert failed.wait(60)
+        engine._pump.join(60)
+        assert "no more processes" in str(engine.lost)
+        with pytest.raises(EngineDied, match="no more processes"):
+            engine.send(Ask("c"))
+        engine.close()
+        assert not list(sockets.iterdir())
+
     @pytest.mark.anyio
     async def test_over_http(self, start: Start, tmp_path: Path) -> None:
         engine = start(step_seconds=0.01)

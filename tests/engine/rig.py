@@ -164,6 +164,7 @@ class Rig:
         )
         self.engine = Engine(self.config, store)
         self.engine.listen(self._hear)
+        self._backend = self.engine.tokenizer.backend_tokenizer
         self.answers: dict[str, Answer] = {}
         self.watch = watch
         self.on_output: Callable[[RequestState], None] = lambda _: None
@@ -205,8 +206,7 @@ class Rig:
         options = {"report_proposals": True} | options
         name = f"r{len(self.answers)}"
         request = Generate(id=name, tokens=tokens, sampling=Sampling(**sampling), **options)
-        backend = self.engine.tokenizer.backend_tokenizer
-        self.answers[name] = Answer(Detokenizer(backend, request.sampling.stop))
+        self.answers[name] = Answer(Detokenizer(self._backend, request.sampling.stop))
         self.engine.send(request)
         return name
 

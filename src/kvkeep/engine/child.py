@@ -42,7 +42,15 @@ def main() -> None:
     lifeline, directory = socket.socket(fileno=int(sys.argv[1])), Path(sys.argv[2])
     lifeline.set_inheritable(False)
     context: zmq.Context[Any] = zmq.Context()
-    requests, replies = pull(context, directory, "requests"), push(context, directory, "replies")
+    try:
+        requests, replies = (
+            pull(context, directory, "requests"),
+            push(context, directory, "replies"),
+        )
+    except zmq.ZMQError:
+        if directory.exists():
+            raise
+        return  # the parent was interrupted and has given up
     leave = _Leave(lifeline, directory)
     make, config, log_level, leave.grace = pickle.loads(requests.recv())
     logging.basicConfig()

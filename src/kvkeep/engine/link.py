@@ -106,20 +106,20 @@ class _Child:
 
     def __init__(self, context: zmq.Context[Any], start: object) -> None:
         with contextlib.ExitStack() as made:
-            self._directory = Path(tempfile.mkdtemp(prefix="kvkeep-"))  # mode 0700
-            made.callback(shutil.rmtree, self._directory, ignore_errors=True)
-            if len(os.fsencode(self._directory / "requests")) > zmq.IPC_PATH_MAX_LEN:
-                raise ConfigError(f"{self._directory} is too long a path for sockets: set TMPDIR")
-            self._replies = pull(context, self._directory, "replies")
+            at = tempfile.mkdtemp(prefix="kvkeep-")  # mode 0700
+            made.callback(shutil.rmtree, at, ignore_errors=True)
+            if len(os.fsencode(at)) + len("/requests") > zmq.IPC_PATH_MAX_LEN:
+                raise ConfigError(f"{at} is too long a path for sockets: set TMPDIR")
+            self._replies = pull(context, Path(at), "replies")
             made.callback(self._replies.close, linger=0)
-            self.requests = push(context, self._directory, "requests")
+            self.requests = push(context, Path(at), "requests")
             made.callback(self.requests.close, linger=0)
             self.requests.send(pickle.dumps(start))
             self._lifeline, theirs = socket.socketpair()
             made.callback(self._lifeline.close)
             with theirs:
                 self.process = subprocess.Popen(
-                    [sys.executable, "-P", "-m", f"{__package__}.child", *self._words(theirs)],
+                    [sys.executable, "-P", "-m", f"{__package__}.child", f"{theirs.fileno()}", at],
                     env=os.environ | {"PYTHONPATH": os.pathsep.join(p or "." for p in sys.path)},
                     stdin=subprocess.DEVNULL,
                     pass_fds=[theirs.fileno()],
@@ -129,9 +129,6 @@ class _Child:
             self._poller.register(self._replies, zmq.POLLIN)
             self._poller.register(self._lifeline.fileno(), zmq.POLLIN)
             self._made = made.pop_all()
-
-    def _words(self, lifeline: socket.socket) -> list[str]:
-        return [str(lifeline.fileno()), str(self._directory)]
 
     def started(self) -> ModelInfo:
         """Wait until the engine serves.
@@ -282,17 +279,29 @@ class RemoteEngine:
         self._context.term()
 
     def _run(self) -> None:
-        """The pump: deliver replies; when the process has ended, start another."""
+        """The pump's thread. Whatever it raises, no request waits for ever."""
+        try:
+            self._serve()
+        except Exception as error:
+            log.exception("the link to the engine failed")
+            self._child.kill()
+            self.lost = EngineDied(f"the link to the engine failed: {error}")
+            self._fail_all(self.lost)
+
+    def _serve(self) -> None:
+        """Deliver replies; when the process has ended, start another."""
         deaths: deque[float] = deque(maxlen=RESTARTS + 1)
         while True:
             while raw := self._child.receive():
                 self._deliver(_reply(raw))
             how = self._child.wait()
+            self._child.close()
             deaths.append(time.monotonic())
             often = len(deaths) > RESTARTS and deaths[-1] - deaths[0] < RESTART_SECONDS
             self._died(how, often)
-            if not self._restart():
+            if self._closing or self.lost:
                 return
+            self._restart()
 
     def _deliver(self, reply: Reply) -> None:
         match reply:
@@ -307,43 +316,43 @@ class RemoteEngine:
             log.exception("a reply to request %s could not be delivered", reply.id)
 
     def _died(self, how: str, often: bool) -> None:
-        """Fail all requests, because the process ended."""
+        """Say so, and fail all requests."""
+        if self._closing:
+            self._fail_all(Closed("the engine was closed"))
+            return
+        what = f"the engine's process died ({how})"
+        if often:
+            what += f", {RESTARTS + 1} times within {RESTART_SECONDS / 60:.0f} minutes"
+        error = EngineDied(what)
+        self.lost = error if often else None
+        log.error("%s; %d requests failed", what, len(self._pending))
+        self._fail_all(error)
+
+    def _fail_all(self, error: Closed) -> None:
+        """Fail all requests with ``error``, and refuse others."""
         with self._lock:
-            self._child.close()
-            if not self._closing:
-                what = f"the engine's process died ({how})"
-                if often:
-                    what += f", {RESTARTS + 1} times within {RESTART_SECONDS / 60:.0f} minutes"
-                self._refusal = EngineDied(what)
-                self.lost = self._refusal if often else None
-                log.error("%s; %d requests failed", what, len(self._pending))
-            assert self._refusal is not None
-            error, pending = self._refusal, self._pending
-            self._pending = set()
+            self._refusal = error
+            pending, self._pending = self._pending, set()
         for name in pending:
             self._deliver(Failed(name, type(error).__name__, str(error)))
 
-    def _restart(self) -> bool:
-        """Start another process and wait until it serves. False: there is none."""
-        if self._closing or self.lost:
-            return False
-        try:
-            child = _Child(self._context, self._start)
-        except OSError as error:
-            with self._lock:
-                self.lost = self._refusal = EngineDied(f"cannot start another engine: {error}")
-            return False
+    def _restart(self) -> None:
+        """Start another process and wait until it serves, or has ended, too.
+
+        Raises:
+            OSError: the system does not let a process start.
+        """
+        child = _Child(self._context, self._start)
         with self._lock:
             self._child = child
             if self._closing:
                 child.end(0.0)
         try:
             child.started()
-        except KvkeepError as error:  # the process ends, which counts
+        except KvkeepError as error:
             log.error("the engine did not start again: %s", error)
-            return True
+            return
         with self._lock:
             if not self._closing:
                 self._refusal = None
         log.warning("the engine's process was started again")
-        return True
