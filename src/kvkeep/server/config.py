@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 
 from ..engine.config import EngineConfig
-from ..settings import REQUESTS, SERVER, check, setting
+from ..schema import ConfigError
+from ..settings import REQUESTS, SERVER, check, flag, setting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,8 +30,20 @@ class ApiConfig:
     )
     max_stop_strings: int = setting(16, REQUESTS, "Stop strings of one request.", least=0)
 
+    api_key: str | None = setting(
+        None, REQUESTS, "Key that requests must bring, as Authorization: Bearer KEY.", secret=True
+    )
+    admin_api_key: str | None = setting(
+        None, REQUESTS, "Key for eviction, aborts and metrics. It opens all else, too.",
+        secret=True,
+    )  # fmt: skip
+
     def __post_init__(self) -> None:
         check(self)
+        for name in ("api_key", "admin_api_key"):
+            key = getattr(self, name)
+            if key is not None and not re.fullmatch(r"[!-~]+", key):
+                raise ConfigError(f"{flag(name)} must be printable ASCII without spaces")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import gc
-import logging
 import signal
 import socket
 import sys
@@ -16,6 +15,7 @@ import uvicorn
 
 from ..engine.client import EngineClient, EngineLink
 from ..schema import ConfigError
+from .access import configure_logging
 from .app import create_app
 from .config import ServerConfig
 from .limits import HEADERS
@@ -71,14 +71,17 @@ def run(
     config: ServerConfig | None = None,
 ) -> None:
     """Serve ``engine`` on ``listener`` until SIGINT or SIGTERM, then close it."""
-    logging.basicConfig()
-    logging.getLogger("kvkeep").setLevel(log_level.upper())
+    configure_logging(log_level)
     # uvicorn ends gracefully on both, then raises what it got once more.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         app = create_app(EngineClient(engine), engine.tokenizer, config)
         engine.start()
-        options: dict[str, Any] = {"timeout_graceful_shutdown": grace, **HEADERS}
+        options: dict[str, Any] = {
+            "timeout_graceful_shutdown": grace,
+            "access_log": False,
+            **HEADERS,
+        }
         with contextlib.suppress(KeyboardInterrupt):
             _Server(uvicorn.Config(app, log_level=log_level, **options), engine).run([listener])
     finally:

@@ -7,7 +7,7 @@ import logging
 import re
 from collections.abc import AsyncGenerator, Coroutine
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from fastapi import Request, Response
@@ -39,7 +39,7 @@ class Service:
     encoder: Encoder
     api: ApiConfig
     running: Running
-    metrics: Metrics = field(default_factory=Metrics)
+    metrics: Metrics
 
     def check(self, body: GenerationRequest) -> None:
         """Check what needs neither tokens nor the engine.
@@ -89,8 +89,9 @@ class Service:
             for name, tokens in zip(answer.ids, prompts, strict=True)
         ]
         endpoint = request.url.path
+        names = [answer.id, request.state.request_id, *body.rids]
         replies = self.client.generate(*generates)
-        replies = self.running.track([answer.id, *body.rids], generates, replies)
+        replies = self.running.track(names, generates, replies)
         replies = self.metrics.watch(endpoint, replies)
         headers = _ignored(body.unknown)
         if not body.stream:
