@@ -12,6 +12,7 @@ from . import admin, chat, completions, errors, tokenize
 from . import info as info_room
 from .access import Keys, Requests
 from .config import ServerConfig
+from .defaults import chat_template, sampling_defaults
 from .limits import BodyLimits
 from .metrics import Metrics
 from .prompts import Encoder
@@ -29,12 +30,20 @@ def create_app(
 
     Args:
         config: None: the defaults.
+
+    Raises:
+        ConfigError: the model's sampling defaults or the chat template cannot be used.
     """
     info = client.info
     config = config or ServerConfig(engine=EngineConfig(model=Path(info.name)))
     api = config.api
+    if api.chat_template:
+        tokenizer.chat_template = chat_template(api.chat_template)
+    defaults = {}
+    if api.sampling_defaults == "model":
+        defaults = sampling_defaults(config.engine.model)
     encoder = Encoder(tokenizer, info.context_length, info.vocab_size, api.max_prompts)
-    service = Service(client, encoder, api, Running(client), Metrics())
+    service = Service(client, encoder, api, Running(client), Metrics(), defaults)
     app = FastAPI(title="kvkeep")
     app.state.ready = True
     routers = [room.routes(service) for room in (completions, chat, tokenize, admin)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from ..engine.config import EngineConfig
 from ..schema import ConfigError
@@ -38,6 +39,14 @@ class ApiConfig:
         secret=True,
     )  # fmt: skip
 
+    sampling_defaults: str = setting(
+        "model", REQUESTS, "Of requests that name none: as the model's generation_config.json "
+        "says, or as OpenAI's, temperature and top_p 1.", choices=("model", "openai"),
+    )  # fmt: skip
+    chat_template: Path | None = setting(
+        None, REQUESTS, "File with a Jinja chat template. Default: the model's own."
+    )
+
     def __post_init__(self) -> None:
         check(self)
         for name in ("api_key", "admin_api_key"):
@@ -64,6 +73,11 @@ class ServerConfig:
     )  # fmt: skip
     enable_cache_report: bool = setting(
         False, SERVER, "As in SGLang. Answers always report cached tokens."
+    )
+
+    enable_metrics: bool = setting(False, SERVER, "As in SGLang. /metrics is always there.")
+    enable_hierarchical_cache: bool = setting(
+        False, SERVER, "As in SGLang. The host tier is always there; --hicache-ratio sizes it."
     )
 
     api: ApiConfig = field(default_factory=ApiConfig)

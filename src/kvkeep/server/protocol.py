@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from ..engine.messages import Sampling
+from .defaults import SAMPLED
 from .limits import MOST_LEVELS, MOST_MESSAGES, MOST_NAME, MOST_STOP, is_deeper
 
 IGNORED = (
@@ -220,16 +222,15 @@ class GenerationRequest(Tolerant):
         both = self.max_completion_tokens, self.max_tokens
         return next((limit for limit in both if limit is not None), None)
 
-    def sampling(self, max_tokens: int) -> Sampling:
-        """The request's sampling parameters.
+    def sampling(self, max_tokens: int, defaults: Mapping[str, Any]) -> Sampling:
+        """The request's sampling parameters; ``defaults`` are for those that it does not name.
 
         Raises:
             RequestError: a value is out of range.
         """
+        names = self.model_fields_set & set(SAMPLED)
         return Sampling(
-            temperature=self.temperature,
-            top_p=self.top_p,
-            top_k=self.top_k,
+            **{**defaults, **{name: getattr(self, name) for name in names}},
             seed=self.seed,
             max_tokens=max_tokens,
             stop=self.stops,

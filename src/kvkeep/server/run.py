@@ -18,6 +18,7 @@ from ..schema import ConfigError
 from .access import configure_logging
 from .app import create_app
 from .config import ServerConfig
+from .defaults import chat_template
 from .limits import HEADERS
 from .tokens import Tokenizer
 
@@ -50,6 +51,8 @@ def serve(config: ServerConfig) -> None:
                 f"{directory} is no model directory: it should hold a config.json, "
                 "weights in safetensors and a tokenizer.json"
             )
+    if config.api.chat_template:
+        chat_template(config.api.chat_template)  # before anything that takes long
     with bind(config.host, config.port) as listener:  # before anything that takes long
         say(f"loading {_names(model, draft)}")
         from ..engine.core import Engine

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Coroutine, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -40,6 +40,7 @@ class Service:
     api: ApiConfig
     running: Running
     metrics: Metrics
+    defaults: Mapping[str, Any]  # sampling parameters of requests that name none
 
     def check(self, body: GenerationRequest) -> None:
         """Check what needs neither tokens nor the engine.
@@ -80,7 +81,9 @@ class Service:
             Generate(
                 id=name,
                 tokens=tokens,
-                sampling=body.sampling(self._limit(body, len(tokens), default_limit)),
+                sampling=body.sampling(
+                    self._limit(body, len(tokens), default_limit), self.defaults
+                ),
                 namespace=body.namespace,
                 priority=body.priority,
                 speculate=body.kvkeep.speculate,
