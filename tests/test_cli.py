@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -18,16 +19,19 @@ from typing import Any
 
 import httpx
 import pytest
+import torch
 from processes import children
 from typer.testing import CliRunner
 
 import kvkeep
 from kvkeep import cli
 from kvkeep.core.policy import Policy
+from kvkeep.engine.build import build
 from kvkeep.engine.config import GIB, EngineConfig
 from kvkeep.schema import BLOCK, ConfigError, Key
 from kvkeep.server import run as server_run
 from kvkeep.server.config import ServerConfig
+from kvkeep.settings import settings_of
 from kvkeep.stores.file import FileStore
 
 FAKE_SERVER = """
@@ -140,9 +144,12 @@ class TestServe:
         [
             ("--hicache-storage-backend file", "needs --hicache-storage-dir"),
             ("--speculative-algorithm EAGLE3", "needs --draft"),
-            ("--speculative-num-draft-tokens 3", "num_draft_tokens must be"),
+            (
+                "--speculative-num-draft-tokens 3",
+                "--speculative-num-draft-tokens must be --spec.* 6, not 3",
+            ),
             ("--dtype int4", "--dtype must be one of"),
-            ("--memory-layout page_last", "--hicache-mem-layout must be one of page_first"),
+            ("--memory-layout page_last", "--memory-layout must be one of page_first"),
             ("--hicache-io-backend magic", "--hicache-io-backend must be one of direct"),
             ("--speculative-algorithm NGRAM", "EAGLE, EAGLE3, NEXTN, STANDALONE, not 'NGRAM'"),
             ("--speculative-eagle-topk 4", "--speculative-eagle-topk must be 1, not 4"),
@@ -150,6 +157,11 @@ class TestServe:
             ("--hicache-storage-backend no.module:Store", "'no.module:Store' cannot be imported"),
             ("--hicache-size nan", "--hicache-size must be a number, not nan"),
             ("--port 65536", r"--port must be in \[0, 65536\), not 65536"),
+            ("--port=99999", r"^--port must be in \[0, 65536\), not 99999"),
+            ("--hicache-ratio -1", r"^--hicache-ratio must be at least 0, not -1"),
+            ("--radix-eviction-policy fifo", "^--radix-eviction-policy must be one of lru"),
+            ("--eviction=fifo", "^--eviction must be one of lru"),
+            ("--api-key=", "^--api-key must be printable"),
         ],
     )
     def test_contradictions_are_refused(
@@ -159,6 +171,22 @@ class TestServe:
         assert isinstance(result.exception, ConfigError)
         assert re.search(message, str(result.exception))
         assert not served
+
+    def test_flags_of_sglang_that_are_always_on(self, model: Path, served: list[Any]) -> None:
+        flags = "--enable-hierarchical-cache --enable-metrics --radix-eviction-policy lfu"
+        result = CliRunner().invoke(cli.app, ["serve", "--model-path", str(model), *flags.split()])
+        assert result.exit_code == 0, result.output
+        ((config,),) = served
+        assert config.engine.model == model
+        assert config.engine.policy.eviction == "lfu"
+
+    @pytest.mark.parametrize("columns", [60, 80, 139, 140, 200])
+    def test_no_name_is_cut_on_a_narrow_screen(self, columns: int) -> None:
+        screen = {"COLUMNS": str(columns)}
+        text = CliRunner().invoke(cli.app, ["serve", "--help"], env=screen).output
+        assert "…" not in text
+        for flag in (flag for one in settings_of(ServerConfig) for flag in one.flags):
+            assert re.search(rf"{flag}(?![\w-])", text), flag
 
     def test_a_model_must_be_named(self) -> None:
         result = CliRunner().invoke(cli.app, ["serve"])
@@ -170,6 +198,22 @@ class TestServe:
         assert result.returncode == 1
         assert result.stderr.count("\n") == 1
         assert result.stderr.startswith("kvkeep: /nowhere is no model directory")
+
+    @pytest.mark.parametrize("damaged", ["target", "draft"])
+    def test_weights_that_were_cut_off_are_told(self, tmp_path: Path, damaged: str) -> None:
+        pair = Path(kvkeep.__file__).parent / "demo/pair"
+        for name in ("target", "draft"):
+            shutil.copytree(pair / name, tmp_path / name)
+        weights = tmp_path / damaged / "model.safetensors"
+        os.truncate(weights, weights.stat().st_size // 2)
+        with pytest.raises(ConfigError, match=re.escape(f"{weights} is damaged: ")):
+            build(EngineConfig(model=tmp_path / "target", draft=tmp_path / "draft"))
+
+    def test_a_device_that_is_not_there_is_told(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+        pair = Path(kvkeep.__file__).parent / "demo/pair"
+        with pytest.raises(ConfigError, match="--device cuda: PyTorch finds no CUDA device here"):
+            build(EngineConfig(model=pair / "target", device="cuda"))
 
     def test_a_taken_port_is_told_before_anything_is_loaded(self, model: Path) -> None:
         with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -244,6 +288,13 @@ class TestCache:
     def test_gc(self, directory: Path) -> None:
         assert self.invoke("gc", directory, "--keep", "0")[0] == 0
         assert "0 records" in self.invoke("du", directory)[1]
+
+    @pytest.mark.parametrize("keep", ["inf", "nan", "-1"])
+    def test_how_much_gc_cannot_keep(self, directory: Path, keep: str) -> None:
+        result = CliRunner().invoke(cli.app, ["cache", "gc", str(directory), "--keep", keep])
+        assert isinstance(result.exception, ConfigError)
+        assert str(result.exception).startswith("--keep must be a number of at least 0, not")
+        assert "3 records" in self.invoke("du", directory)[1]
 
     def test_looking_makes_no_cache(self, tmp_path: Path) -> None:
         for path in (tmp_path, tmp_path / "absent"):

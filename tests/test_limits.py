@@ -170,12 +170,12 @@ class TestNesting:
         self, http: httpx.AsyncClient, caplog: pytest.LogCaptureFixture, field: str, levels: int
     ) -> None:
         body = {"messages": HELLO, field: {"x": nested(levels - 1)}}
-        with caplog.at_level(logging.DEBUG, "kvkeep"):
+        with caplog.at_level(logging.WARNING, "kvkeep"):
             answer = await http.post(CHAT, json=body)
         assert answer.status_code == 400
         assert answer.json()["error"]["param"] == field
         assert f"{field} is nested deeper than 64 levels" in answer.json()["error"]["message"]
-        assert not [one for one in caplog.records if one.name.startswith("kvkeep")]
+        assert not [one for one in caplog.records if one.levelno >= logging.WARNING]
 
     @pytest.mark.parametrize("levels", [1_000, 10_000])
     async def test_what_the_parser_cannot_take_is_a_400(

@@ -137,7 +137,11 @@ def described(
 
 def setting(default: T, panel: str, text: str, *flags: str, **more: Any) -> T:
     """A field with a default; the other arguments are those of :func:`described`."""
-    made: T = field(default=default, metadata=described(panel, text, *flags, **more))
+    made: T = field(
+        default=default,
+        metadata=described(panel, text, *flags, **more),
+        repr=not more.get("secret", False),
+    )
     return made
 
 

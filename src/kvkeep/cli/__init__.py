@@ -32,11 +32,12 @@ class Commands(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if args[0] in CONFIGURED:
-            from .options import with_options
+            from .options import WORDS, Listing, with_options
 
             function, options = CONFIGURED[args[0]]
             complete = typer.Typer(add_completion=False)
-            complete.command(args[0])(with_options(function, options()))
+            complete.command(args[0], cls=Listing)(with_options(function, options()))
+            ctx.meta[WORDS] = args[1:]
             self.add_command(typer.main.get_command(complete), args[0])
         return super().resolve_command(ctx, args)
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -72,13 +74,16 @@ def fsck(
 @app.command()
 def gc(
     directory: DIRECTORY,
-    keep: Annotated[float, typer.Option(help="GiB that may stay.", min=0)],
+    keep: Annotated[float, typer.Option(help="GiB that may stay.")],
 ) -> None:
     """Delete the least recently used records until no more than --keep are left."""
     from ..engine.config import GIB
+    from ..schema import ConfigError
 
+    if not (math.isfinite(keep) and keep >= 0):
+        raise ConfigError(f"--keep must be a number of at least 0, not {keep}")
     with stored(directory) as store:
-        freed = store.gc(round(keep * GIB))
+        freed = store.gc(round(Fraction(keep) * GIB))
     typer.echo(f"{mebibytes(freed)} freed")
 
 

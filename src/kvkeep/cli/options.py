@@ -7,10 +7,12 @@ import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
+from shutil import get_terminal_size
 from typing import Any
 
 import typer
 import yaml
+from typer.core import TyperCommand
 
 from ..schema import ConfigError
 from ..settings import Setting
@@ -19,14 +21,19 @@ from ..settings import Setting
 def with_options(command: Callable[..., None], settings: Sequence[Setting]) -> Callable[..., None]:
     """``command``, whose ``**said`` becomes an option for each setting.
 
-    ``said`` has the values of options that were given, by field; others are left out.
+    ``said`` has the values of options that were given, by field; others are left out. An error
+    about one names the flag that was typed.
     """
 
     def run(context: typer.Context, **values: Any) -> None:
+        typed = {word.split("=", 1)[0] for word in context.meta.get(WORDS, ())}
         for one in settings:
             source = context.get_parameter_source(one.name)
             if source is None or source.name != "COMMANDLINE":
                 del values[one.name]
+            else:
+                flag = next((name for name in one.flags if name in typed), one.flags[0])
+                values[one.name] = one.read(values[one.name], flag)
         command(**values)
 
     own = inspect.signature(command, eval_str=True).parameters.values()
@@ -39,6 +46,11 @@ def with_options(command: Callable[..., None], settings: Sequence[Setting]) -> C
     return run
 
 
+_WIDE = 140  # columns that panels need to show every name
+
+WORDS = "kvkeep.words"
+"""Where a context's ``meta`` has the words of the command line."""
+
 _KEYWORD, _VARIOUS = inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD
 
 
@@ -49,19 +61,24 @@ def _option(one: Setting) -> inspect.Parameter:
     return inspect.Parameter(one.name, _KEYWORD, default=option, annotation=one.written | None)
 
 
+class Listing(TyperCommand):
+    """Lists options without panels on a narrow screen, where panels cut long names."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        if get_terminal_size().columns < _WIDE:
+            self.rich_markup_mode = None
+        super().format_help(ctx, formatter)
+
+
 def chosen(
     settings: Sequence[Setting], said: Mapping[str, Any], file: Path | None = None
 ) -> dict[str, Any]:
-    """Values by field: what options say, and for the rest what ``file`` says.
+    """Values by field: ``said`` by options, and for the rest what ``file`` says.
 
     Raises:
-        ConfigError: the file cannot be read, or a value is not allowed.
+        ConfigError: the file cannot be read, or a value in it is not allowed.
     """
-    values = _read(file, settings) if file else {}
-    options = {
-        one.name: one.read(said[one.name], one.flags[0]) for one in settings if one.name in said
-    }
-    return values | options
+    return (_read(file, settings) if file else {}) | dict(said)
 
 
 def _read(file: Path, settings: Sequence[Setting]) -> dict[str, Any]:

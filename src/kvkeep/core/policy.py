@@ -68,7 +68,8 @@ class Policy:
 
     eviction: str = setting(
         "lru", MEMORY, "What goes first: the least recently used, the least often hit, or pages of "
-        "the lowest priority.", "--eviction-policy", "--eviction", choices=EVICTION,
+        "the lowest priority.", "--eviction-policy", "--eviction", "--radix-eviction-policy",
+        choices=EVICTION,
     )  # fmt: skip
     prefetch: str = setting(
         "wait_complete", STORAGE, "What a request waits for: all that storage has; nothing, so it "

@@ -142,14 +142,14 @@ class EngineConfig:
         check(self)
         if self.num_draft_tokens not in (None, self.num_steps + 1):
             raise ConfigError(
-                f"num_draft_tokens must be num_steps + 1 = {self.num_steps + 1} for a chain, "
-                f"not {self.num_draft_tokens}"
+                "--speculative-num-draft-tokens must be --speculative-num-steps + 1 = "
+                f"{self.num_steps + 1}, not {self.num_draft_tokens}: drafts are chains"
             )
         if self.algorithm and not self.draft:
-            raise ConfigError(f"speculative algorithm {self.algorithm} needs --draft")
+            raise ConfigError(f"--speculative-algorithm {self.algorithm} needs --draft")
         if self.storage_backend:
             backend(self.storage_backend)
             if not self.storage_dir:
                 raise ConfigError(
-                    f"storage backend {self.storage_backend} needs --hicache-storage-dir"
+                    f"--hicache-storage-backend {self.storage_backend} needs --hicache-storage-dir"
                 )

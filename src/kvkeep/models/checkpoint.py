@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import xxhash
+from safetensors import SafetensorError, safe_open
 
 from ..schema import ConfigError
 
@@ -46,6 +47,12 @@ def read_config(directory: Path) -> dict[str, Any]:
             f"{directory} is not a model directory: expected config.json and *.safetensors "
             "(local files only; other weight formats are not read)"
         )
+    for weights in sorted(directory.glob("*.safetensors")):
+        try:
+            with safe_open(weights, framework="np"):
+                pass
+        except SafetensorError as error:
+            raise ConfigError(f"{weights} is damaged: {error}") from error
     try:
         config = json.loads(file.read_text())
     except ValueError as error:

@@ -10,8 +10,11 @@ from ..engine.client import EngineClient
 from ..engine.config import EngineConfig
 from . import admin, chat, completions, errors, tokenize
 from . import info as info_room
+from .access import Keys, Requests
 from .config import ServerConfig
+from .defaults import chat_template, sampling_defaults
 from .limits import BodyLimits
+from .metrics import Metrics
 from .prompts import Encoder
 from .running import Running
 from .service import Service
@@ -27,17 +30,28 @@ def create_app(
 
     Args:
         config: None: the defaults.
+
+    Raises:
+        ConfigError: the model's sampling defaults or the chat template cannot be used.
     """
     info = client.info
     config = config or ServerConfig(engine=EngineConfig(model=Path(info.name)))
     api = config.api
+    if api.chat_template:
+        tokenizer.chat_template = chat_template(api.chat_template)
+    defaults = {}
+    if api.sampling_defaults == "model":
+        defaults = sampling_defaults(config.engine.model)
+    encoder = Encoder(tokenizer, info.context_length, info.vocab_size, api.max_prompts)
+    service = Service(client, encoder, api, Running(client), Metrics(), defaults)
     app = FastAPI(title="kvkeep")
     app.state.ready = True
-    app.add_middleware(BodyLimits, api)
-    encoder = Encoder(tokenizer, info.context_length, info.vocab_size, api.max_prompts)
-    service = Service(client, encoder, api, Running(client))
-    for room in (completions, chat, tokenize, admin):
-        app.include_router(room.routes(service))
-    app.include_router(info_room.routes(service, config))
+    routers = [room.routes(service) for room in (completions, chat, tokenize, admin)]
+    for router in (*routers, info_room.routes(service, config)):
+        app.include_router(router)
+        service.metrics.expect(router.routes)
     errors.install(app)
+    app.add_middleware(BodyLimits, api)
+    app.add_middleware(Keys, api)
+    app.add_middleware(Requests, service.metrics.responded)
     return app

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from ..engine.config import EngineConfig
-from ..settings import REQUESTS, SERVER, check, setting
+from ..schema import ConfigError
+from ..settings import REQUESTS, SERVER, check, flag, setting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,8 +31,28 @@ class ApiConfig:
     )
     max_stop_strings: int = setting(16, REQUESTS, "Stop strings of one request.", least=0)
 
+    api_key: str | None = setting(
+        None, REQUESTS, "Key that requests must bring, as Authorization: Bearer KEY.", secret=True
+    )
+    admin_api_key: str | None = setting(
+        None, REQUESTS, "Key for eviction, aborts and metrics. It opens all else, too.",
+        secret=True,
+    )  # fmt: skip
+
+    sampling_defaults: str = setting(
+        "model", REQUESTS, "Of requests that name none: as the model's generation_config.json "
+        "says, or as OpenAI's, temperature and top_p 1.", choices=("model", "openai"),
+    )  # fmt: skip
+    chat_template: Path | None = setting(
+        None, REQUESTS, "File with a Jinja chat template. Default: the model's own."
+    )
+
     def __post_init__(self) -> None:
         check(self)
+        for name in ("api_key", "admin_api_key"):
+            key = getattr(self, name)
+            if key is not None and not re.fullmatch(r"[!-~]+", key):
+                raise ConfigError(f"{flag(name)} must be printable ASCII without spaces")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +78,11 @@ class ServerConfig:
         30.0, SERVER, "From SIGTERM to the end. Running requests have three quarters of it to "
         "finish, then storage gets what it lacks.", least=0,
     )  # fmt: skip
+
+    enable_metrics: bool = setting(False, SERVER, "As in SGLang. /metrics is always there.")
+    enable_hierarchical_cache: bool = setting(
+        False, SERVER, "As in SGLang. The host tier is always there; --hicache-ratio sizes it."
+    )
 
     api: ApiConfig = field(default_factory=ApiConfig)
     engine: EngineConfig

@@ -19,6 +19,9 @@ from .protocol import REFUSED, ChatRequest, CompletionRequest
 _FIELDS = CompletionRequest.model_fields.keys() | ChatRequest.model_fields.keys()
 
 
+ID_HEADER = "x-request-id"
+
+
 def describe(error: Exception) -> tuple[int, dict[str, Any]]:
     """The HTTP status and response body for ``error``."""
     message = str(error)
@@ -49,7 +52,9 @@ def install(app: FastAPI) -> None:
     @app.exception_handler(Exception)
     async def failed(request: Request, error: Exception) -> Response:
         status, body = describe(error)
-        return _json(status, body, {"Retry-After": "1"} if status == 429 else None)
+        # middleware, which adds this header to others, does not see the response to an Exception
+        headers = {ID_HEADER: request.scope["state"]["request_id"]}
+        return _json(status, body, headers | ({"Retry-After": "1"} if status == 429 else {}))
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Response:
@@ -65,6 +70,12 @@ def install(app: FastAPI) -> None:
     @app.exception_handler(ClientDisconnect)
     async def gone(request: Request, error: ClientDisconnect) -> Response:
         return Response(status_code=499)  # never sent: the client is gone
+
+
+def unauthorized() -> Response:
+    """The response to a request without the right key."""
+    body = _body("this needs the right key: Authorization: Bearer KEY", code="invalid_api_key")
+    return _json(401, body, {"WWW-Authenticate": "Bearer"})
 
 
 def _json(status: int, body: dict[str, Any], headers: Mapping[str, str] | None = None) -> Response:

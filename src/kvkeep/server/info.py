@@ -53,7 +53,7 @@ def routes(service: Service, config: ServerConfig) -> APIRouter:
             "served_model_name": info.name,
             "tokenizer_path": settings["model_path"],
             "is_generation": True,
-            "preferred_sampling_params": None,
+            "preferred_sampling_params": dict(service.defaults) or None,
             "weight_version": "default",
             "has_image_understanding": False,
             "has_audio_understanding": False,

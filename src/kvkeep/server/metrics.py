@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import AsyncGenerator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from typing import cast
 
+from fastapi.routing import APIRoute
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
+from starlette.routing import BaseRoute
 
 from ..engine.client import Piece
 from ..engine.messages import Finished
+from .figures import HELP, ZEROS
 
 PREFIX = "kvkeep"
 _BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
+OUTCOMES = ("stop", "length", "abort", "error", "disconnect")
+STATUSES = (200, 400, 401, 404, 408, 413, 429, 499, 500, 503)  # of endpoints that generate
 _NAME = re.compile(r"(?P<name>\w+)(?:\{(?P<labels>[^}]*)\})?")
 
 
@@ -23,17 +29,36 @@ class Metrics:
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
-        self._requests = Counter(
-            "http_requests",
-            "Generations by endpoint and outcome: stop, length, abort, error, disconnect",
-            ("endpoint", "outcome"),
-            namespace=PREFIX,
-            registry=self._registry,
+        self._requests = self._counter(
+            "http_requests", "Generations by endpoint and outcome", "endpoint", "outcome"
         )
+        self._responses = self._counter(
+            "http_responses", "HTTP responses by endpoint and status", "endpoint", "status"
+        )
+        self._routes: list[APIRoute] = []
         self._first = self._seconds("time_to_first_token", "From the request to its first token")
         self._each = self._seconds("time_per_output_token", "Mean time per token after the first")
         self._rounds, self._accepted = 0, 0.0  # speculative rounds, and the tokens they brought
         self._whole = self._seconds("e2e_request_latency", "From the request to its last token")
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(name, text, labels, namespace=PREFIX, registry=self._registry)
+
+    def expect(self, routes: Sequence[BaseRoute]) -> None:
+        """Have the series of these endpoints from the start. Other paths are one label."""
+        for route in routes:
+            route = cast(APIRoute, route)
+            self._routes.append(route)
+            generates = "generate" in route.tags
+            for status in STATUSES if generates else (200,):
+                self._responses.labels(route.path, str(status))
+            for outcome in OUTCOMES if generates else ():
+                self._requests.labels(route.path, outcome)
+
+    def responded(self, path: str, status: int) -> None:
+        """Count a response."""
+        matching = (one.path for one in self._routes if one.path_regex.fullmatch(path))
+        self._responses.labels(next(matching, "other"), str(status)).inc()
 
     @property
     def accept_length(self) -> float | None:
@@ -81,7 +106,11 @@ class Metrics:
     def render(self, figures: Mapping[str, float]) -> bytes:
         """All metrics in the Prometheus text format; ``figures`` are the engine's."""
         engine = CollectorRegistry()
-        engine.register(_Figures(figures))
+        rounds = {
+            "speculative_rounds_total": float(self._rounds),
+            "speculative_tokens_total": self._accepted,
+        }
+        engine.register(_Figures({**ZEROS, **rounds, **figures}))
         return generate_latest(self._registry) + generate_latest(engine)
 
 
@@ -100,6 +129,7 @@ class _Figures(Collector):
             pairs = [pair.split("=", 1) for pair in (match["labels"] or "").split(",") if pair]
             if name not in families:
                 kind = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
-                families[name] = kind(name, figure, labels=[label for label, _ in pairs])
+                text = HELP.get(match["name"], match["name"])
+                families[name] = kind(name, text, labels=[label for label, _ in pairs])
             families[name].add_metric([text for _, text in pairs], value)
         yield from families.values()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -10,6 +11,7 @@ from pydantic_core import PydanticCustomError
 
 from ..engine.messages import Grammar, Sampling
 from ..schema import RequestError
+from .defaults import SAMPLED
 from .limits import MOST_LEVELS, MOST_MESSAGES, MOST_NAME, MOST_STOP, is_deeper
 
 IGNORED = (
@@ -270,26 +272,24 @@ class GenerationRequest(Tolerant):
             raise RequestError("response_format, json_schema and regex exclude each other")
         return given[0] if given else None
 
-    def sampling(self, max_tokens: int, choice: int = 0) -> Sampling:
-        """The sampling parameters of a prompt's choice number ``choice``.
+    def sampling(self, max_tokens: int, defaults: Mapping[str, Any], choice: int = 0) -> Sampling:
+        """The sampling parameters of a prompt's choice number ``choice``; ``defaults`` are for
+        those that the request does not name.
 
         Raises:
             RequestError: a value is out of range.
         """
         if not all(token.isdecimal() for token in self.logit_bias):
             raise RequestError("logit_bias must have token ids as keys")
+        names = self.model_fields_set & set(SAMPLED)
         return Sampling(
-            temperature=self.temperature,
-            top_p=self.top_p,
-            top_k=self.top_k,
-            min_p=self.min_p,
+            **{**defaults, **{name: getattr(self, name) for name in names}},
             seed=self.seed if self.seed is None else self.seed + choice,
             max_tokens=max_tokens,
             stop=self.stops,
             stop_token_ids=tuple(self.stop_token_ids),
             ignore_eos=self.ignore_eos,
             min_tokens=self.min_tokens,
-            repetition_penalty=self.repetition_penalty,
             frequency_penalty=self.frequency_penalty,
             presence_penalty=self.presence_penalty,
             logit_bias={int(token): bias for token, bias in self.logit_bias.items()},

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import logging
 import signal
 import socket
 import sys
@@ -19,8 +18,10 @@ import uvicorn
 from ..engine.client import EngineClient, EngineLink
 from ..engine.link import RemoteEngine
 from ..schema import ConfigError, KvkeepError
+from .access import configure_logging
 from .app import create_app
 from .config import ServerConfig
+from .defaults import chat_template
 from .limits import HEADERS
 
 REQUESTS_SHARE = 0.75
@@ -59,9 +60,10 @@ def serve(config: ServerConfig) -> None:
                 f"{directory} is no model directory: it should hold a config.json, "
                 "weights in safetensors and a tokenizer.json"
             )
-    logging.basicConfig()
-    logging.getLogger("kvkeep").setLevel(config.log_level.upper())
+    configure_logging(config.log_level)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    if config.api.chat_template:
+        chat_template(config.api.chat_template)  # before anything that takes long
     with bind(config.host, config.port) as listener:  # before anything that takes long
         say(f"loading {_names(model, draft)}")
         grace = config.shutdown_grace_seconds
@@ -96,7 +98,7 @@ def run(
         client = EngineClient(engine)
         app = create_app(client, engine.tokenizer, config)
         engine.start()
-        options: dict[str, Any] = dict(HEADERS)
+        options: dict[str, Any] = {"access_log": False, **HEADERS}
         server = _Server(uvicorn.Config(app, log_level=log_level, **options), engine, client, grace)
         server.run([listener])
         left = server.left

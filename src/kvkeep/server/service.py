@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Coroutine, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import msgspec
@@ -40,7 +40,8 @@ class Service:
     encoder: Encoder
     api: ApiConfig
     running: Running
-    metrics: Metrics = field(default_factory=Metrics)
+    metrics: Metrics
+    defaults: Mapping[str, Any]  # sampling parameters of requests that name none
 
     def check(self, body: GenerationRequest) -> None:
         """Check what needs neither tokens nor the engine.
@@ -86,7 +87,9 @@ class Service:
                 id=name,
                 tokens=tokens,
                 sampling=body.sampling(
-                    self._limit(body, len(tokens), default_limit), index % body.n
+                    self._limit(body, len(tokens), default_limit),
+                    self.defaults,
+                    index % body.n,
                 ),
                 namespace=body.namespace,
                 priority=body.priority,
@@ -99,8 +102,9 @@ class Service:
             for index, (name, tokens) in enumerate(zip(answer.ids, prompts, strict=True))
         ]
         endpoint = request.url.path
+        names = [answer.id, request.state.request_id, *body.rids]
         replies = self.client.generate(*generates)
-        replies = self.running.track([answer.id, *body.rids], generates, replies)
+        replies = self.running.track(names, generates, replies)
         replies = self.metrics.watch(endpoint, replies)
         if echo:
             replies = self._echoed(generates, replies)

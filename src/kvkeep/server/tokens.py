@@ -19,9 +19,7 @@ _LONG = 32_768
 class Tokenizer(Protocol):
     """The part of a fast Hugging Face tokenizer that the server uses."""
 
-    @property
-    def chat_template(self) -> Any:
-        """A Jinja template, or None if the model has none."""
+    chat_template: Any  # a Jinja template, or None if the model has none
 
     @property
     def apply_chat_template(self) -> Any: ...

@@ -34,10 +34,13 @@ def backend(name: str) -> OpenBackend:
     where = known.get(name, name)
     if ":" not in where:
         raise ConfigError(
-            f"storage_backend must be one of {', '.join(known)}, or module:object, not {name!r}"
+            f"--hicache-storage-backend must be one of {', '.join(known)}, or module:object, "
+            f"not {name!r}"
         )
     try:
         found: OpenBackend = resolve_name(where)
     except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(f"storage backend {name!r} cannot be imported: {error}") from error
+        raise ConfigError(
+            f"--hicache-storage-backend {name!r} cannot be imported: {error}"
+        ) from error
     return found

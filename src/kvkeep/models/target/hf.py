@@ -113,6 +113,8 @@ def load_target(
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     place = torch.device(device)
+    if place.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("--device cuda: PyTorch finds no CUDA device here")
     try:
         config = AutoConfig.from_pretrained(directory, local_files_only=True)
         _check_config(config)
