@@ -116,6 +116,7 @@ class Answer:
     detokenizer: Detokenizer
     tokens: list[int] = field(default_factory=list)
     text: str = ""
+    hit: int = 0  # tokens of the prefix hit, as told with the first token
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     end: Finished | Failed | None = None
@@ -186,6 +187,7 @@ class Rig:
             case Output():
                 answer.tokens += reply.tokens
                 answer.text += answer.detokenizer.push(reply.tokens[: reply.shown])[0]
+                answer.hit += reply.cached
                 answer.logprobs += reply.logprobs or []
                 answer.prompt_logprobs += reply.prompt_logprobs or []
                 (seq,) = (seq for seq in self.engine.scheduler if seq.id == reply.id)

@@ -132,6 +132,7 @@ def from_each_tier(rig: Rig, **ours: Any) -> Iterator[tuple[str, Any]]:
         rig.evict(*gone)
         answer = rig.ask(PROMPT, NEW, **ours)
         assert [name for name, tokens in answer.cached.items() if tokens] == [tier] * bool(tier)
+        assert answer.hit == sum(answer.cached.values())
         yield tier, answer
 
 

@@ -292,7 +292,7 @@ class Engine:
     def _emit(self, seq: RequestState, advance: Advance, now: float) -> None:
         """Reply with new tokens, up to the first stop condition; drop the tokens after it."""
         detokenizer, tokens = self._sequences[seq.id][1], advance.tokens
-        opening = not seq.times.first_token and seq.request.prompt_logprobs
+        opening = not seq.times.first_token
         seq.times.first_token = seq.times.first_token or now
         seq.times.last_token = now
         kept = self._until_end_token(seq, tokens)
@@ -310,7 +310,8 @@ class Engine:
                 tokens[:kept],
                 shown,
                 advance.logprobs and advance.logprobs[:kept],
-                seq.prompt_logprobs if opening else None,
+                seq.prompt_logprobs if opening and seq.request.prompt_logprobs else None,
+                sum(seq.explanation.tokens.values()) if opening and seq.explanation else 0,
             )
         )
 

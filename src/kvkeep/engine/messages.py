@@ -141,8 +141,9 @@ class Output(msgspec.Struct, frozen=True, tag=True):
     tokens: list[int]
     shown: int  # so many of the tokens are text: all but a stop token, which comes last
     logprobs: list[TokenLogprobs] | None = None  # of ``tokens``, if requested
-    prompt_logprobs: list[TokenLogprobs] | None = None  # of the prompt from its second token on;
-    # in the first output, if requested
+    # the rest only in the first output of a request
+    prompt_logprobs: list[TokenLogprobs] | None = None  # from its second token on, if requested
+    cached: int = 0  # tokens of the prefix hit
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):

@@ -133,39 +133,38 @@ class Answer:
         }
         return msgspec.json.encode(body)
 
-    async def events(self, replies: Replies, options: StreamOptions) -> AsyncGenerator[bytes, None]:
-        """Yield the response as server-sent events. A failure becomes an error event."""
+    def events(self, replies: Replies, options: StreamOptions) -> AsyncGenerator[bytes, None]:
+        """The response as server-sent events."""
+        return closed_events(self._events(replies, options))
+
+    async def _events(
+        self, replies: Replies, options: StreamOptions
+    ) -> AsyncGenerator[bytes, None]:
         index_of = {name: index for index, name in enumerate(self.ids)}
         unopened = set(self.ids) if self._shape.opening else set()
-        try:
-            async with aclosing(replies):
-                async for reply in replies:
-                    index, choice = index_of[reply.id], self._choices[reply.id]
-                    if reply.id in unopened:
-                        unopened.discard(reply.id)
-                        opening = _choice(index, self._shape.opening, [])
-                        yield self._event([opening], **choice.usage(options))
-                    if isinstance(reply, Finished):
-                        choice.finished = reply
-                        last = _choice(index, self._shape.delta(""), [], reply)
-                        report = _report(reply.usage)
-                        yield self._event([last], **choice.usage(options), kvkeep=report)
-                    elif reply.text or reply.tokens:
-                        choice.completion_tokens += len(reply.tokens)
-                        logprobs = self._logprobs(choice, reply.tokens, reply.logprobs or ())
-                        delta = self._shape.delta(reply.text)
-                        piece = _choice(index, delta, reply.tokens, logprobs=logprobs)
-                        yield self._event([piece], **choice.usage(options))
-            if options.include_usage:
-                yield self._event([], usage=self._usage())
-        except Exception as error:
-            if not isinstance(error, KvkeepError):
-                logger.exception("a streamed response failed")
-            yield _data(describe(error)[1])
-        yield b"data: [DONE]\n\n"
+        async with aclosing(replies):
+            async for reply in replies:
+                index, choice = index_of[reply.id], self._choices[reply.id]
+                if reply.id in unopened:
+                    unopened.discard(reply.id)
+                    opening = _choice(index, self._shape.opening, [])
+                    yield self._event([opening], **choice.usage(options))
+                if isinstance(reply, Finished):
+                    choice.finished = reply
+                    last = _choice(index, self._shape.delta(""), [], reply)
+                    report = _report(reply.usage)
+                    yield self._event([last], **choice.usage(options), kvkeep=report)
+                elif reply.text or reply.tokens:
+                    choice.completion_tokens += len(reply.tokens)
+                    logprobs = self._logprobs(choice, reply.tokens, reply.logprobs or ())
+                    delta = self._shape.delta(reply.text)
+                    piece = _choice(index, delta, reply.tokens, logprobs=logprobs)
+                    yield self._event([piece], **choice.usage(options))
+        if options.include_usage:
+            yield self._event([], usage=self._usage())
 
     def _event(self, choices: list[dict[str, Any]], **fields: Any) -> bytes:
-        return _data({"object": self._shape.chunk, **self._head, "choices": choices, **fields})
+        return data({"object": self._shape.chunk, **self._head, "choices": choices, **fields})
 
     def _logprobs(self, choice: Choice, tokens: list[int], found: Found) -> dict[str, Any] | None:
         """The ``logprobs`` of a choice, or of a streamed part of it; None: not wanted."""
@@ -215,5 +214,19 @@ def _report(usage: Usage) -> dict[str, Any]:
     return report
 
 
-def _data(body: dict[str, Any]) -> bytes:
+async def closed_events(events: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+    """``events``, an error event if they fail, and the mark of the end."""
+    try:
+        async with aclosing(events):
+            async for event in events:
+                yield event
+    except Exception as error:
+        if not isinstance(error, KvkeepError):
+            logger.exception("a streamed response failed")
+        yield data(describe(error)[1])
+    yield b"data: [DONE]\n\n"
+
+
+def data(body: dict[str, Any]) -> bytes:
+    """A server-sent event."""
     return b"data: " + msgspec.json.encode(body) + b"\n\n"

@@ -8,7 +8,7 @@ from fastapi import FastAPI
 
 from ..engine.client import EngineClient
 from ..engine.config import EngineConfig
-from . import admin, chat, completions, errors, tokenize
+from . import admin, chat, completions, errors, native, tokenize
 from . import info as info_room
 from .access import Keys, Requests
 from .config import ServerConfig
@@ -46,7 +46,7 @@ def create_app(
     service = Service(client, encoder, api, Running(client), Metrics(), defaults)
     app = FastAPI(title="kvkeep")
     app.state.ready = True
-    routers = [room.routes(service) for room in (completions, chat, tokenize, admin)]
+    routers = [room.routes(service) for room in (completions, native, chat, tokenize, admin)]
     for router in (*routers, info_room.routes(service, config)):
         app.include_router(router)
         service.metrics.expect(router.routes)

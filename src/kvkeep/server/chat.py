@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from fastapi import APIRouter, Request, Response
 
-from .answers import CHAT
+from .answers import CHAT, Answer
 from .protocol import ChatRequest
 from .service import Service, while_connected
 
@@ -18,6 +20,6 @@ def routes(service: Service) -> APIRouter:
         """Answer a conversation, formatted with the model's chat template."""
         service.check(body)
         prompt = await while_connected(request, service.encoder.chat(body.messages, body.variables))
-        return await service.answer(request, body, CHAT, [prompt])
+        return await service.answer(request, body, partial(Answer, CHAT), [prompt])
 
     return router

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from fastapi import APIRouter, Request, Response
 
-from .answers import COMPLETION
+from .answers import COMPLETION, Answer
 from .protocol import CompletionRequest
 from .service import Service, while_connected
 
@@ -21,7 +23,13 @@ def routes(service: Service) -> APIRouter:
         service.check(body)
         prompts = await while_connected(request, service.encoder.prompts(body.prompt))
         return await service.answer(
-            request, body, COMPLETION, prompts, DEFAULT_MAX_TOKENS, body.echo
+            request,
+            body,
+            partial(Answer, COMPLETION),
+            prompts,
+            DEFAULT_MAX_TOKENS,
+            echo=body.echo,
+            prompt_logprobs=body.echo and body.wanted_logprobs is not None,
         )
 
     return router

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import AsyncGenerator, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 from fastapi import Request, Response
@@ -19,17 +19,43 @@ from starlette.types import Receive, Scope, Send
 from ..engine.client import EngineClient, Piece
 from ..engine.messages import Finished, Generate, TokenLogprobs
 from ..schema import ModelNotFound, PromptTooLong
-from .answers import Answer, Replies, Shape
+from .answers import Replies
 from .config import ApiConfig
 from .limits import check_count, check_stop
+from .logprobs import Spell
 from .metrics import Metrics
 from .prompts import Encoder
-from .protocol import GenerationRequest
+from .protocol import GenerationRequest, StreamOptions
 from .running import Running
 
 T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
+
+
+class Building(Protocol):
+    """Builds the response to one request from the engine's replies."""
+
+    id: str  # of the response
+    ids: list[str]  # of its requests to the engine
+
+    async def whole(self, replies: Replies) -> bytes:
+        """Collect all ``replies``; return the response as JSON."""
+        ...
+
+    def events(self, replies: Replies, options: StreamOptions) -> AsyncGenerator[bytes, None]:
+        """The response as server-sent events."""
+        ...
+
+
+class MakeAnswer(Protocol):
+    """Makes a :class:`Building`."""
+
+    def __call__(
+        self, model: str, prompts: Sequence[Sequence[int]], spell: Spell, n: int
+    ) -> Building:
+        """``spell``: the text of one token alone; ``n``: choices per prompt."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,17 +88,20 @@ class Service:
         self,
         request: Request,
         body: GenerationRequest,
-        shape: Shape,
+        make: MakeAnswer,
         prompts: list[list[int]],
         default_limit: int | None = None,
         echo: bool = False,
+        prompt_logprobs: bool = False,
     ) -> Response:
         """Generate from ``prompts`` and respond, whole or streamed as ``body`` asks.
 
         Args:
+            make: builds the response.
             prompts: token ids of each prompt.
             default_limit: maximum of new tokens if ``body`` sets none; None: up to the context.
             echo: begin each answer with its prompt.
+            prompt_logprobs: report those of the prompt's tokens too.
 
         Raises:
             PromptTooLong: a prompt and its new tokens exceed the context.
@@ -81,7 +110,7 @@ class Service:
         """
         check_count(prompts * body.n, self.api.max_prompts)
         prompts = [tokens for tokens in prompts for _ in range(body.n)]
-        answer = Answer(shape, self.client.info.name, prompts, self.encoder.texts.spell, body.n)
+        answer = make(self.client.info.name, prompts, self.encoder.texts.spell, body.n)
         generates = [
             Generate(
                 id=name,
@@ -94,7 +123,7 @@ class Service:
                 namespace=body.namespace,
                 priority=body.priority,
                 deadline_seconds=body.kvkeep.deadline_seconds,
-                prompt_logprobs=echo and body.wanted_logprobs is not None,
+                prompt_logprobs=prompt_logprobs,
                 no_store=body.no_store,
                 speculate=body.kvkeep.speculate,
                 report_proposals=body.kvkeep.report_proposals,
