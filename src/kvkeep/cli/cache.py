@@ -1,4 +1,4 @@
-"""``kvkeep cache``: commands on a storage directory."""
+"""``kvkeep cache``: commands on a storage directory, and on what a server cached."""
 
 from __future__ import annotations
 
@@ -85,6 +85,42 @@ def gc(
     with stored(directory) as store:
         freed = store.gc(round(Fraction(keep) * GIB))
     typer.echo(f"{mebibytes(freed)} freed")
+
+
+@app.command()
+def explain(
+    name: Annotated[str, typer.Argument(metavar="ID", help="Of a recent request or response.")],
+    base_url: Annotated[str, typer.Option(help="Of the server.")] = "http://127.0.0.1:30000",
+    api_key: Annotated[
+        str | None, typer.Option(help="The server's key, if it has one.", envvar="KVKEEP_API_KEY")
+    ] = None,
+) -> None:
+    """Tell where the prefix hit of a recent request came from, and what limited it."""
+    import json
+    from urllib.error import HTTPError, URLError
+    from urllib.parse import quote
+    from urllib.request import Request, urlopen
+
+    from rich.console import Console
+    from rich.table import Table
+
+    from ..schema import ConfigError
+
+    url = f"{base_url.rstrip('/')}/cache/explain/{quote(name, safe='')}"
+    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    try:
+        with urlopen(Request(url, headers=headers), timeout=30) as answer:
+            found = json.load(answer)
+    except HTTPError as error:
+        raise ConfigError(json.load(error)["error"]["message"]) from None
+    except (URLError, ValueError) as error:
+        raise ConfigError(f"{url}: {getattr(error, 'reason', error)}") from None
+    for one in found["requests"]:
+        table = Table(show_header=False, box=None)
+        for what, value in one.items():
+            if what != "proposals":
+                table.add_row(what, json.dumps(value))
+        Console().print(table)
 
 
 def mebibytes(count: int) -> str:

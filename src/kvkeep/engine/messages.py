@@ -146,6 +146,10 @@ class Output(msgspec.Struct, frozen=True, tag=True):
     cached: int = 0  # tokens of the prefix hit
 
 
+TIERS = ("none", "device", "host", "storage")
+"""Where the slowest part of a prefix hit may have come from; "none": there was no hit."""
+
+
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
     """Token counts, prefix hit, latencies and speculation of one request."""
 
@@ -153,6 +157,7 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     completion_tokens: int
     cached_tokens: dict[str, int]  # prefix hit by tier: "device", "host", "storage"
     limited_by: str | None = None  # the group whose missing pages shortened the hit, if any
+    skipped_tokens: int = 0  # on the host, but faster to compute than to load
     loaded_bytes: int = 0  # loaded from host to device for this request
     load_ms: float = 0.0  # duration of that load
     wait_ms: float = 0.0  # from arrival to scheduling
@@ -162,6 +167,11 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     accept_length: float | None = None  # mean tokens per round, bonus token included; None: none
     proposals: list[list[int]] | None = None  # draft proposals per round, if requested
     preemptions: int = 0
+
+    @property
+    def tier_of_hit(self) -> str:
+        """The slowest tier that the prefix hit came from, of :data:`TIERS`."""
+        return next((tier for tier in reversed(TIERS) if self.cached_tokens.get(tier)), "none")
 
 
 class Finished(msgspec.Struct, frozen=True, tag=True):

@@ -114,6 +114,7 @@ class RequestState:
             completion_tokens=self.generated,
             cached_tokens={"device": 0, "host": 0, "storage": 0} | seen.tokens,
             limited_by=seen.limited_by,
+            skipped_tokens=seen.skipped,
             loaded_bytes=seen.loaded_bytes,
             load_ms=seen.load_ms,
             wait_ms=1e3 * max(0.0, t.scheduled - t.arrived),

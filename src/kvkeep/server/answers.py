@@ -123,7 +123,7 @@ class Answer:
             choices.append(
                 _choice(index, self._shape.whole(text), tokens, choice.finished, logprobs)
             )
-        reports = [_report(usage) for usage in self._usages()]
+        reports = [report(usage) for usage in self._usages()]
         body = {
             "object": self._shape.name,
             **self._head,
@@ -152,8 +152,8 @@ class Answer:
                 if isinstance(reply, Finished):
                     choice.finished = reply
                     last = _choice(index, self._shape.delta(""), [], reply)
-                    report = _report(reply.usage)
-                    yield self._event([last], **choice.usage(options), kvkeep=report)
+                    found = report(reply.usage)
+                    yield self._event([last], **choice.usage(options), kvkeep=found)
                 elif reply.text or reply.tokens:
                     choice.completion_tokens += len(reply.tokens)
                     logprobs = self._logprobs(choice, reply.tokens, reply.logprobs or ())
@@ -204,14 +204,14 @@ def _choice(
     }
 
 
-def _report(usage: Usage) -> dict[str, Any]:
+def report(usage: Usage) -> dict[str, Any]:
     """The ``kvkeep`` object: the fields of ``usage`` that OpenAI's ``usage`` does not have."""
-    report: dict[str, Any] = msgspec.to_builtins(usage)
+    found: dict[str, Any] = msgspec.to_builtins(usage)
     for known in ("prompt_tokens", "completion_tokens"):
-        del report[known]
-    if report["proposals"] is None:
-        del report["proposals"]
-    return report
+        del found[known]
+    if found["proposals"] is None:
+        del found["proposals"]
+    return found
 
 
 async def closed_events(events: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:

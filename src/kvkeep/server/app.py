@@ -8,11 +8,12 @@ from fastapi import FastAPI
 
 from ..engine.client import EngineClient
 from ..engine.config import EngineConfig
-from . import admin, chat, completions, errors, native, tokenize
+from . import admin, chat, completions, errors, explain, native, tokenize
 from . import info as info_room
 from .access import Keys, Requests
 from .config import ServerConfig
 from .defaults import chat_template, sampling_defaults
+from .explain import Recent
 from .limits import BodyLimits
 from .metrics import Metrics
 from .prompts import Encoder
@@ -43,11 +44,12 @@ def create_app(
     if api.sampling_defaults == "model":
         defaults = sampling_defaults(config.engine.model)
     encoder = Encoder(tokenizer, info.context_length, info.vocab_size, api.max_prompts)
-    service = Service(client, encoder, api, Running(client), Metrics(), defaults)
+    recent = Recent()
+    service = Service(client, encoder, api, Running(client), recent, Metrics(), defaults)
     app = FastAPI(title="kvkeep")
     app.state.ready = True
     routers = [room.routes(service) for room in (completions, native, chat, tokenize, admin)]
-    for router in (*routers, info_room.routes(service, config)):
+    for router in (*routers, info_room.routes(service, config), explain.routes(recent)):
         app.include_router(router)
         service.metrics.expect(router.routes)
     errors.install(app)

@@ -14,7 +14,7 @@ from prometheus_client.registry import Collector
 from starlette.routing import BaseRoute
 
 from ..engine.client import Piece
-from ..engine.messages import Finished
+from ..engine.messages import TIERS, Finished
 from .figures import HELP, ZEROS
 
 PREFIX = "kvkeep"
@@ -40,6 +40,16 @@ class Metrics:
         self._each = self._seconds("time_per_output_token", "Mean time per token after the first")
         self._rounds, self._accepted = 0, 0.0  # speculative rounds, and the tokens they brought
         self._whole = self._seconds("e2e_request_latency", "From the request to its last token")
+        self._lengths = Histogram(
+            "accept_length",
+            "Mean tokens per speculative round of a request, by the slowest tier of its prefix hit",
+            ("tier",),
+            namespace=PREFIX,
+            buckets=range(1, 17),
+            registry=self._registry,
+        )
+        for tier in TIERS:
+            self._lengths.labels(tier)
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(name, text, labels, namespace=PREFIX, registry=self._registry)
@@ -100,6 +110,8 @@ class Metrics:
         self._whole.observe(now - begin)
         self._rounds += reply.usage.verify_steps
         self._accepted += reply.usage.verify_steps * (reply.usage.accept_length or 0.0)
+        if reply.usage.accept_length is not None:
+            self._lengths.labels(reply.usage.tier_of_hit).observe(reply.usage.accept_length)
         if reply.usage.completion_tokens > 1:
             self._each.observe((now - first) / (reply.usage.completion_tokens - 1))
 

@@ -21,6 +21,7 @@ from ..engine.messages import Finished, Generate, TokenLogprobs
 from ..schema import ModelNotFound, PromptTooLong
 from .answers import Replies
 from .config import ApiConfig
+from .explain import Recent
 from .limits import check_count, check_stop
 from .logprobs import Spell
 from .metrics import Metrics
@@ -66,6 +67,7 @@ class Service:
     encoder: Encoder
     api: ApiConfig
     running: Running
+    recent: Recent
     metrics: Metrics
     defaults: Mapping[str, Any]  # sampling parameters of requests that name none
 
@@ -134,7 +136,7 @@ class Service:
         names = [answer.id, request.state.request_id, *body.rids]
         replies = self.client.generate(*generates)
         replies = self.running.track(names, generates, replies)
-        replies = self.metrics.watch(endpoint, replies)
+        replies = self.recent.watch(names, self.metrics.watch(endpoint, replies))
         if echo:
             replies = self._echoed(generates, replies)
         headers = _ignored(body.unknown)

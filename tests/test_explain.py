@@ -1,0 +1,125 @@
+"""What a server tells about the prefix hits of recent requests."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+
+import httpx
+import pytest
+import uvicorn
+from fake_engine import FakeEngine, FakeTokenizer
+from typer.testing import CliRunner
+
+from kvkeep import cli
+from kvkeep.engine.client import EngineClient
+from kvkeep.engine.messages import Finished, Usage
+from kvkeep.server import explain
+from kvkeep.server.app import create_app
+
+EXPLAIN, COMPLETIONS = "/cache/explain/", "/v1/completions"
+
+
+@pytest.fixture
+def engine() -> Iterator[FakeEngine]:
+    engine = FakeEngine()
+    yield engine
+    engine.close()
+
+
+@pytest.fixture
+def http(engine: FakeEngine) -> Iterator[httpx.Client]:
+    """A client of a real server on a free port."""
+    server = uvicorn.Server(
+        uvicorn.Config(create_app(EngineClient(engine), FakeTokenizer()), log_level="warning")
+    )
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+        while not server.started:
+            time.sleep(0.01)
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        with httpx.Client(base_url=url) as client:
+            yield client
+        server.should_exit = True
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    ("cached", "tier"),
+    [
+        ({}, "none"),
+        ({"device": 0, "host": 0, "storage": 0}, "none"),
+        ({"device": 8, "host": 0, "storage": 0}, "device"),
+        ({"device": 8, "host": 1, "storage": 0}, "host"),
+        ({"device": 8, "host": 0, "storage": 4}, "storage"),
+    ],
+)
+def test_the_slowest_tier(cached: dict[str, int], tier: str) -> None:
+    usage = Usage(prompt_tokens=9, completion_tokens=1, cached_tokens=cached)
+    assert usage.tier_of_hit == tier
+
+
+def test_a_request_is_found_by_every_name(http: httpx.Client) -> None:
+    body = {"prompt": ["ab", "c"], "max_tokens": 2, "rid": "mine"}
+    answer = http.post(COMPLETIONS, json=body, headers={"x-request-id": "theirs"}).json()
+    found = [http.get(EXPLAIN + name).json() for name in ("mine", "theirs", answer["id"])]
+    assert found[0]["requests"] == found[1]["requests"] == found[2]["requests"]
+    first, second = found[0]["requests"]
+    assert (first["prompt_tokens"], second["prompt_tokens"]) == (2, 1)
+    assert first["tier_of_hit"] == "host"
+    assert first["cached_tokens"] == {"device": 2, "host": 1, "storage": 0}
+    assert first["limited_by"] == "draft"
+    assert first["accept_length"] == 1.5
+    assert first.keys() >= {"loaded_bytes", "load_ms", "wait_ms", "skipped_tokens", "preemptions"}
+
+
+def test_one_that_nobody_knows(http: httpx.Client) -> None:
+    answer = http.get(EXPLAIN + "nobody")
+    assert answer.status_code == 404
+    assert "nobody" in answer.json()["error"]["message"]
+
+
+def test_accept_length_is_counted_by_the_tier_of_the_hit(http: httpx.Client) -> None:
+    http.post(COMPLETIONS, json={"prompt": "ab", "max_tokens": 2})
+    text = http.get("/metrics").text
+    assert 'kvkeep_accept_length_count{tier="host"} 1.0' in text
+    assert 'kvkeep_accept_length_sum{tier="host"} 1.5' in text
+    for tier in ("none", "device", "storage"):
+        assert f'kvkeep_accept_length_count{{tier="{tier}"}} 0.0' in text
+
+
+@pytest.mark.anyio
+async def test_only_the_last_ones_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(explain, "MOST", 3)
+    recent = explain.Recent()
+    usage = Usage(prompt_tokens=9, completion_tokens=1, cached_tokens={})
+    for number in range(5):
+
+        async def replies(name: str = str(number)):  # type: ignore[no-untyped-def]
+            yield Finished(name, "stop", usage)
+
+        async for _ in recent.watch([f"u{number}", "same"], replies()):
+            pass
+    assert [bool(recent.find(f"u{number}")) for number in range(5)] == [False] * 2 + [True] * 3
+    found = recent.find("same")
+    assert found
+    assert found[0]["id"] == "4", "the newest of a name"
+    assert len(recent._names) == 4
+
+
+def test_the_command(http: httpx.Client) -> None:
+    http.post(COMPLETIONS, json={"prompt": "ab", "rid": "mine"})
+    url = str(http.base_url)
+    result = CliRunner().invoke(cli.app, ["cache", "explain", "mine", "--base-url", url])
+    assert result.exit_code == 0, result.output
+    assert '"host"' in result.output
+    assert "limited_by" in result.output
+    for arguments, message in (
+        (["nobody", "--base-url", url], "nobody"),
+        (["x", "--base-url", "http://127.0.0.1:9"], "refused"),
+    ):
+        failed = CliRunner().invoke(cli.app, ["cache", "explain", *arguments])
+        assert message in str(failed.exception)
