@@ -26,7 +26,7 @@ demo: $(READY) ## watch a draft model keep its speed through a cache restore
 	@$(RUN) -m kvkeep demo $(ARGS)
 
 test: $(READY) ## run the tests, with coverage of the cache
-	@$(RUN) -m pytest --numprocesses auto --dist loadfile --cov --cov-report=term $(ARGS)
+	@$(RUN) -m pytest --numprocesses auto --dist worksteal --cov --cov-report=term $(ARGS)
 
 test-oldest: $(OLDEST)/.ready ## run the tests of models and drafts on the oldest transformers supported
 	@$(OLDEST)/bin/python -m pytest --numprocesses auto --dist loadfile $(MODEL_TESTS) $(ARGS)

@@ -142,13 +142,24 @@ class Traffic:
             self.log.errors.append(repr(error))
 
 
+def resident(pid: int) -> int:
+    """The resident set of a process in KiB."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(status.split("VmRSS:")[1].split()[0])
+
+
+def children(pid: int) -> list[int]:
+    """Process ids of a process's children: of a server's, its engine."""
+    lists = Path(f"/proc/{pid}/task").glob("*/children")  # each thread has its own
+    return [int(child) for one in lists for child in one.read_text().split()]
+
+
 async def watch(traffic: Traffic, server: Server, seconds: float) -> None:
-    """Record the server's resident set every 5 s, and show progress."""
+    """Record the resident set of server and engine every 5 s, and show progress."""
     with Progress() as progress:
         task = progress.add_task("soaking", total=seconds)
         while traffic.now < seconds:
-            status = Path(f"/proc/{server.pid}/status").read_text()
-            size = int(status.split("VmRSS:")[1].split()[0])
+            size = sum(map(resident, [server.pid, *children(server.pid)]))
             traffic.log.resident.append((traffic.now, size))
             status_line = f"{traffic.log.requests} requests, {len(traffic.log.errors)} errors"
             progress.update(task, completed=traffic.now, description=status_line)

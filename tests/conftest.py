@@ -1,9 +1,16 @@
 """Settings that every test runs with."""
 
 import os
+import sys
+import threading
+from collections.abc import Generator
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
+
+CORE = Path(__file__).parent / "core"
+STORES = ("test_file_store", "test_index", "test_record", "test_slab", "test_store")
 
 # Before any test module imports torch: for tensors as small as these, threads are a loss.
 os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = "1"
@@ -22,6 +29,38 @@ with suppress(ImportError):  # what needs a GPU is tested where little is instal
     # For who asks whether a test fails, not where: shrinking may take minutes.
     settings.register_profile("verdict", settings.get_profile("same"), phases=[Phase.generate])
     settings.load_profile("same")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Measure coverage by the tests of what is measured."""
+    for item in items:
+        if CORE not in item.path.parents and not item.path.name.startswith(STORES):
+            item.add_marker("untraced")
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Coverage makes a test take twice as long. Where it proves nothing, it is off.
+
+    The marker ``no_cover`` of pytest-cov does nothing in workers of xdist: they start coverage
+    twice, and it stops one.
+    """
+    tracer = sys.gettrace()
+    if tracer is None or not item.get_closest_marker("untraced") or not _measures(item.config):
+        return (yield)
+    of_threads = threading.gettrace()
+    sys.settrace(None)
+    threading.settrace(None)  # type: ignore[arg-type]
+    try:
+        return (yield)
+    finally:
+        sys.settrace(tracer)
+        threading.settrace(of_threads)  # type: ignore[arg-type]
+
+
+def _measures(config: pytest.Config) -> bool:
+    """Whether it is coverage that traces, and no debugger."""
+    return bool(config.getoption("cov_source", None))
 
 
 @pytest.fixture

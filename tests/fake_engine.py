@@ -23,15 +23,12 @@ from kvkeep.engine.messages import (
     Output,
     Reply,
     Request,
+    TokenLogprobs,
     Usage,
 )
-from kvkeep.schema import Closed
+from kvkeep.schema import Closed, KvkeepError
 
 VOCAB = 128
-
-
-def letters(tokens: list[int]) -> str:
-    return "".join(chr(token) for token in tokens)
 
 
 class FakeTokenizer:
@@ -60,6 +57,11 @@ class FakeTokenizer:
         return "".join([*turns, *variables.values(), "<assistant>" * add_generation_prompt])
 
 
+def guess(token: int, top: int) -> TokenLogprobs:
+    """Log-probabilities by token: -0.5 and so on; the next tokens are as likely."""
+    return TokenLogprobs(-token / 128, [(token + i, -(token + i) / 128) for i in range(top)])
+
+
 @dataclass
 class FakeEngine:
     """Answers like an engine, one token per request and step, and notes what it was sent."""
@@ -78,6 +80,8 @@ class FakeEngine:
             pools={"device": 512, "host": 1024},
         )
     )
+    tokenizer: FakeTokenizer = field(default_factory=FakeTokenizer)
+    lost: KvkeepError | None = None
     received: list[Request] = field(default_factory=list)
     steps: int = 0
 
@@ -98,7 +102,10 @@ class FakeEngine:
     def listen(self, callback: Callable[[Reply], None]) -> None:
         self._callback = callback
 
-    def close(self) -> None:
+    def start(self) -> None:
+        """Its thread runs already."""
+
+    def close(self, timeout: float = 30.0) -> None:
         self._closed = True
         self._inbox.put(None)
         self._thread.join()
@@ -137,6 +144,7 @@ class FakeEngine:
                 self._callback(Done(message.id, count=7))
             case Ask():
                 values = {"hits_total{tier=host}": 3.0, "hits_total{tier=device}": 4.0, "load": 0.5}
+                values["running"] = float(len(self._running))
                 self._callback(Figures(message.id, values))
 
     def _step(self, name: str) -> None:
@@ -146,7 +154,12 @@ class FakeEngine:
             self._callback(Failed(name, *self.failure))
             return
         token = request.tokens[done % len(request.tokens)]
-        self._callback(Output(name, [token], letters([token])))
+        top = request.sampling.logprobs
+        found = None if top is None else [guess(token, top)]
+        prompt = None
+        if request.prompt_logprobs and not done:
+            prompt = [guess(each, top or 0) for each in request.tokens[1:]]
+        self._callback(Output(name, [token], 1, found, prompt))
         self._running[name] = (request, done + 1)
         if done + 1 == request.sampling.max_tokens:
             del self._running[name]

@@ -16,14 +16,16 @@ import pytest
 from fake_engine import FakeEngine, FakeTokenizer
 from fastapi import FastAPI
 
+from kvkeep.core.cache import Cache
 from kvkeep.engine.client import EngineClient
 from kvkeep.engine.config import EngineConfig
-from kvkeep.schema import ConfigError
+from kvkeep.schema import Component, ConfigError, Group, Identity, Schema
 from kvkeep.server.access import ADMIN, METRICS, OPEN, configure_logging
 from kvkeep.server.app import create_app
 from kvkeep.server.config import ApiConfig, ServerConfig
 from kvkeep.server.figures import HELP, ZEROS
 from kvkeep.server.tokens import Texts
+from kvkeep.testing.fakes import DictStore, TruthMedia
 
 pytestmark = pytest.mark.anyio
 
@@ -299,6 +301,9 @@ class TestCounts:
         text = "".join(path.read_text() for place in places for path in place.rglob("*.py"))
         named = re.findall(r'(?:counts|figures)\[\s*f?"(\w+)|"(\w+_total)\b', text)
         names = {counted or figure for figure, counted in named} | {x for x, _ in named if x}
+        schema = Schema(Identity("m"), 4, (Group("g", (Component("k", (0,), (1,), "U8"),)),))
+        with Cache(schema, [4], [4], DictStore(), media=TruthMedia([4], [4])) as cache:
+            names |= {name.split("{")[0] for name in cache.figures()}
         assert {"hit_tokens_total", "leases", "steps_total"} <= names
         assert names - HELP.keys() == set()
         assert {name.split("{")[0] for name in ZEROS} <= names

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import gc
+import json
 import os
 import re
 import shutil
@@ -10,20 +10,22 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 import torch
+from processes import children
 from typer.testing import CliRunner
 
 import kvkeep
 from kvkeep import cli
 from kvkeep.core.policy import Policy
-from kvkeep.engine import core as engine_core
 from kvkeep.engine.build import build
 from kvkeep.engine.config import GIB, EngineConfig
 from kvkeep.schema import BLOCK, ConfigError, Key
@@ -34,18 +36,35 @@ from kvkeep.stores.file import FileStore
 
 FAKE_SERVER = """
 import sys
-from fake_engine import FakeEngine, FakeTokenizer
+from fake_engine import FakeEngine
 from kvkeep.server.run import bind, run
 
 class Engine(FakeEngine):
-    tokenizer = FakeTokenizer()
     def start(self):
         print("started")
-    def close(self):
+    def close(self, timeout):
         super().close()
         print("closed")
 
-run(Engine(step_seconds=0.05), bind("127.0.0.1", 0), "warning", grace=int(sys.argv[1]))
+run(Engine(step_seconds=0.05), bind("127.0.0.1", 0), "warning", grace=float(sys.argv[1]))
+"""
+
+REMOTE_SERVER = """
+import sys
+from pathlib import Path
+from fake_engine import FakeTokenizer
+from kvkeep.cli import main
+from kvkeep.engine.link import RemoteEngine
+from kvkeep.server import run
+
+def serve(config):
+    options = {"home": Path(sys.argv[2]), "step_seconds": 0.05}
+    engine = RemoteEngine(options, FakeTokenizer, make="remote_engines:make")
+    run.say(f"engine {engine.pid}")
+    run.run(engine, run.bind("127.0.0.1", 0), "warning", grace=30)
+
+run.serve = serve
+main()
 """
 
 
@@ -90,7 +109,8 @@ class TestServe:
             --prefetch-timeout-per-1k 0.5 --prefetch-host-share 0.25 --write-back-ahead 0.1
             --hicache-mem-layout page_first_direct --io-backend kernel --disable-cuda-graph
             --swa-full-tokens-ratio 0.5 --max-mamba-cache-size 9 --kv-cache-dtype float16
-            --random-seed 3 --snapshot-pages 4 --storage-stall-seconds 5"""
+            --random-seed 3 --snapshot-pages 4 --storage-stall-seconds 5
+            --shutdown-grace-seconds 9"""
         result = CliRunner().invoke(cli.app, flags.split())
         assert result.exit_code == 0, result.output
         config = EngineConfig(
@@ -108,8 +128,9 @@ class TestServe:
             ),
         )  # fmt: skip
         server = ServerConfig(
-            host="::1", port=0, log_level="info", enable_cache_report=True, engine=config
-        )
+            host="::1", port=0, log_level="info", enable_cache_report=True,
+            shutdown_grace_seconds=9, engine=config,
+        )  # fmt: skip
         assert served == [(server,)]
 
     def test_a_value_of_another_type_is_a_usage_error(self, model: Path, served: list[Any]) -> None:
@@ -209,18 +230,6 @@ def test_an_address_of_another_machine_is_refused() -> None:
         server_run.bind("192.0.2.1", 0)
 
 
-def test_what_a_server_froze_is_collected_when_it_has_stopped(
-    model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Frozen objects skip the collection at exit, and extensions report theirs as leaked."""
-    frozen: list[int] = []
-    monkeypatch.setattr(engine_core, "Engine", lambda _: None)
-    monkeypatch.setattr(server_run, "run", lambda *_, **__: frozen.append(gc.get_freeze_count()))
-    server_run.serve(ServerConfig(port=0, engine=EngineConfig(model=model)))
-    assert frozen[0] > 0
-    assert gc.get_freeze_count() == 0
-
-
 def test_the_version() -> None:
     result = CliRunner().invoke(cli.app, ["--version"])
     assert (result.exit_code, result.output) == (0, f"kvkeep {kvkeep.__version__}\n")
@@ -295,9 +304,9 @@ class TestCache:
 
 
 @contextmanager
-def fake_server(grace: int) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A server process on a fake engine, and its address."""
-    command = [sys.executable, "-c", FAKE_SERVER, str(grace)]
+def server(code: str, *words: object) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A server process that runs ``code``, and its address."""
+    command = [sys.executable, "-c", code, *map(str, words)]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=PATHS) as process:
         try:
@@ -310,30 +319,130 @@ def fake_server(grace: int) -> Iterator[tuple[subprocess.Popen[str], str]]:
             process.kill()
 
 
+def begun(url: str, **body: Any) -> Any:
+    """A stream of tokens that has begun."""
+    body = {"prompt": "a", "max_tokens": 60, "stream": True} | body
+    return httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=60)
+
+
 class TestEnd:
     """A server that gets a signal to stop."""
 
     @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
     def test_running_requests_finish_and_the_engine_closes(self, number: int) -> None:
-        with fake_server(grace=30) as (process, url):
-            body = {"prompt": "a", "max_tokens": 20, "stream": True}
-            with httpx.stream("POST", f"{url}/v1/completions", json=body) as stream:
+        with server(FAKE_SERVER, 30) as (process, url):
+            with begun(url, max_tokens=20) as stream:
                 lines = stream.iter_lines()
                 next(lines)
                 process.send_signal(number)
-                *_, last = (line for line in lines if line)
-            out, err = process.communicate(timeout=20)
+                *_, finish, last = (line for line in lines if line)
+            out, err = process.communicate(timeout=60)
         assert last == "data: [DONE]"
+        assert json.loads(finish.removeprefix("data: "))["choices"][0]["finish_reason"] == "length"
         assert out.split() == ["started", "closed"]
         assert process.returncode == 0
         assert "Traceback" not in err
 
-    def test_after_the_grace_period_requests_are_cut_off(self) -> None:
-        with fake_server(grace=1) as (process, url):
-            body = {"prompt": "a", "max_tokens": 60, "stream": True}
-            with httpx.stream("POST", f"{url}/v1/completions", json=body) as stream:
+    def test_new_requests_are_refused_while_others_finish(self) -> None:
+        with server(FAKE_SERVER, 1000) as (process, url):
+            with begun(url) as stream:
+                lines = stream.iter_lines()
+                next(lines)
                 process.terminate()
-                with pytest.raises(httpx.RemoteProtocolError):
-                    stream.read()
-            out, _ = process.communicate(timeout=20)
+                while (answer := httpx.post(f"{url}/v1/completions", json={"prompt": "a"})) and (
+                    answer.status_code == 200  # the signal has not arrived yet
+                ):
+                    pass
+                assert answer.status_code == 503
+                assert answer.json()["error"]["message"] == "the server is shutting down"
+                assert httpx.get(f"{url}/health").status_code == 200
+                *_, last = (line for line in lines if line)
+            process.communicate(timeout=60)
+        assert last == "data: [DONE]"
+        assert process.returncode == 0
+
+    @pytest.mark.parametrize("second", [False, True])
+    def test_what_still_runs_at_the_end_of_the_grace_fails_in_order(self, second: bool) -> None:
+        """A second signal is the end of the grace."""
+        with server(FAKE_SERVER, 1000 if second else 0.5) as (process, url):
+            with begun(url) as stream, ThreadPoolExecutor() as pool:
+                whole = pool.submit(
+                    httpx.post, f"{url}/v1/completions", json={"prompt": "a", "max_tokens": 60}
+                )
+                lines = stream.iter_lines()
+                next(lines)
+                while "kvkeep_running 2.0" not in httpx.get(f"{url}/metrics").text:
+                    pass
+                process.terminate()
+                if second:
+                    while httpx.post(f"{url}/v1/completions", json={"prompt": "a"}).is_success:
+                        pass
+                    process.terminate()
+                *_, error, last = (line for line in lines if line)
+                answer = whole.result()
+            out, err = process.communicate(timeout=60)
+        assert json.loads(error.removeprefix("data: "))["error"] == {
+            "message": "the server is shutting down",
+            "type": "server_error",
+            "param": None,
+            "code": None,
+        }
+        assert last == "data: [DONE]"
+        assert answer.status_code == 503
+        assert answer.json() == json.loads(error.removeprefix("data: "))
         assert out.split() == ["started", "closed"]
+        assert process.returncode == 0
+        assert "Traceback" not in err
+
+    def test_a_client_that_does_not_read_cannot_hold_it_up(self) -> None:
+        begin = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{"
+        with (
+            server(FAKE_SERVER, 0) as (process, url),
+            socket.create_connection(("127.0.0.1", int(url.rsplit(":")[-1]))) as slow,
+        ):
+            slow.sendall(begin)
+            httpx.get(f"{url}/health")  # so that the server has seen what came before
+            process.terminate()
+            out, err = process.communicate(timeout=60)
+        assert out.split() == ["started", "closed"]
+        assert "Traceback" not in err
+
+
+class TestEngineProcess:
+    """A server whose engine has a process of its own."""
+
+    def test_kill_it_until_the_server_ends(self, tmp_path: Path) -> None:
+        command = ["serve", tmp_path]
+        with server(REMOTE_SERVER, *command) as (process, url):
+            for _ in range(4):
+                with begun(url) as stream:
+                    lines = stream.iter_lines()
+                    next(lines)
+                    (engine,) = children(process.pid)
+                    os.kill(engine, signal.SIGKILL)
+                    *_, error, last = (line for line in lines if line)
+                assert "killed by SIGKILL" in error
+                assert last == "data: [DONE]"
+                with suppress(httpx.TransportError):  # after the last time
+                    while httpx.get(f"{url}/health").status_code == 503:
+                        time.sleep(0.05)
+            _, err = process.communicate(timeout=60)
+        assert process.returncode == 1
+        assert err.splitlines()[-1] == (
+            "kvkeep: the engine's process died (killed by SIGKILL), 4 times within 10 minutes"
+        )
+        assert "Traceback" not in err
+
+    def test_signals_reach_it_in_order(self, tmp_path: Path) -> None:
+        with server(REMOTE_SERVER, "serve", tmp_path) as (process, url):
+            with begun(url, max_tokens=20) as stream:
+                lines = stream.iter_lines()
+                next(lines)
+                for one in (process.pid, *children(process.pid)):
+                    os.kill(one, signal.SIGTERM)  # as systemd does
+                *_, last = (line for line in lines if line)
+            _, err = process.communicate(timeout=60)
+        assert last == "data: [DONE]"
+        assert process.returncode == 0
+        assert float((tmp_path / "closed").read_text()) > 20
+        assert "Traceback" not in err

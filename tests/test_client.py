@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import aclosing
 
 import pytest
-from fake_engine import FakeEngine
+from fake_engine import FakeEngine, FakeTokenizer
 
-from kvkeep.engine.client import EngineClient
-from kvkeep.engine.messages import Abort, Done, Finished, Generate, Output, Sampling
+from kvkeep.engine.client import EngineClient, Piece
+from kvkeep.engine.messages import (
+    Abort,
+    Done,
+    Finished,
+    Generate,
+    Output,
+    Reply,
+    Request,
+    Sampling,
+    Usage,
+)
 from kvkeep.schema import Closed, InvariantError, KvkeepError, PromptTooLong, RequestError
 
 pytestmark = pytest.mark.anyio
+
+USAGE = Usage(prompt_tokens=1, completion_tokens=4, cached_tokens={})
 
 
 @pytest.fixture
@@ -46,6 +58,35 @@ async def test_requests_that_run_together_are_told_apart(engine: FakeEngine) -> 
             ended.append(reply.id)
     assert said == {"a": [1] * 2, "b": [2] * 5}
     assert ended == ["a", "b"]
+
+
+async def test_text_is_made_of_tokens_and_ends_before_a_stop_token() -> None:
+    class Link:
+        info, tokenizer = FakeEngine().info, FakeTokenizer()
+
+        def listen(self, callback: Callable[[Reply], None]) -> None:
+            self.callback = callback
+
+        def send(self, message: Request) -> None:
+            self.callback(Output(message.id, [97, 98], shown=2))
+            self.callback(Output(message.id, [99, 100], shown=1))
+            self.callback(Finished(message.id, "stop", USAGE))
+
+    pieces = [reply async for reply in EngineClient(Link()).generate(ask("a", [1]))]
+    assert pieces == [
+        Piece("a", [97, 98], 2, text="ab"),
+        Piece("a", [99, 100], 1, text="c"),
+        Finished("a", "stop", USAGE),
+    ]
+
+
+async def test_text_held_back_for_a_stop_string_comes_at_the_end(engine: FakeEngine) -> None:
+    sampling = Sampling(max_tokens=4, stop=("bc",))
+    request = Generate(id="a", tokens=[97, 98], sampling=sampling)
+    *pieces, end = [reply async for reply in EngineClient(engine).generate(request)]
+    assert isinstance(end, Finished)
+    assert [piece.text for piece in pieces if isinstance(piece, Piece)] == ["a", "", "ba", "", "b"]
+    assert pieces[-1] == Piece("a", [], 0, text="b")
 
 
 async def test_closing_the_iterator_aborts(engine: FakeEngine) -> None:

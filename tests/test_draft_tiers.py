@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -106,13 +107,21 @@ def test_a_draft_proposes_the_same_from_every_tier(
         assert one.continued(BRANCH)[0] == expected[1]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_prefix_that_was_stored_without_the_draft(
-    kind: str, target: Path, expected: list[list[int]], tmp_path: Path
-) -> None:
-    with served(target, tmp_path / "storage") as one:
+@pytest.fixture(scope="module")
+def without_draft(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What an engine without a draft stores."""
+    storage = tmp_path_factory.mktemp("without") / "storage"
+    with served(target, storage) as one:
         one.continued(PROMPT)
         one.empty()
+    return storage
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_prefix_that_was_stored_without_the_draft(
+    kind: str, target: Path, without_draft: Path, expected: list[list[int]], tmp_path: Path
+) -> None:
+    shutil.copytree(without_draft, tmp_path / "storage")
     draft = KINDS[kind].save(tmp_path / "draft")
     for missing, hit in (("lenient", HIT), ("strict", 0)):
         with served(target, tmp_path / "storage", draft=draft, missing=missing) as one:

@@ -122,6 +122,7 @@ class TestProcesses:
 
 
 class TestBits:
+    @pytest.mark.untraced
     def test_a_thousand_flips(self, tmp_path: Path) -> None:
         pick = random.Random(7)
         faults: Counter[str] = Counter()

@@ -109,7 +109,8 @@ def test_what_is_quoted_as_code_exists(document: Path, folders: list[str]) -> No
 
 def test_a_name_that_does_not_exist_is_found() -> None:
     wrong = ["core/flights.py", "Flights.arrive", "Fleets", "kvkeep.core.tickets", "no_such()"]
-    assert [one for one in wrong if not Names("src/kvkeep/core").missing(one)] == []
+    names = Names("src/kvkeep/core")
+    assert [one for one in wrong if not names.missing(one)] == []
 
 
 def test_the_drawing_of_the_core_is_the_contract() -> None:

@@ -9,6 +9,7 @@ import random
 import sys
 from collections import OrderedDict
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -37,19 +38,33 @@ SYNTHETIC = DATA / "mooncake_synthetic_first500.jsonl"
 CODING = DATA / "weka_coding_dev40_blk64.jsonl.xz"
 
 
-@pytest.fixture(scope="module")
+FILES = {"conversation": CONVERSATION, "synthetic": SYNTHETIC, "coding": CODING}
+
+
+@cache
+def real(name: str) -> Trace:
+    return read_trace([FILES[name]])
+
+
+@cache
+def replayed(name: str, capacity: Capacity, policy: Policy | None = None) -> Result:
+    """Of a real trace. Many tests compare with the same replay, which takes seconds."""
+    return replay(real(name), capacity, policy)
+
+
+@pytest.fixture
 def conversation() -> Trace:
-    return read_trace([CONVERSATION])
+    return real("conversation")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def synthetic() -> Trace:
-    return read_trace([SYNTHETIC])
+    return real("synthetic")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def coding() -> Trace:
-    return read_trace([CODING])
+    return real("coding")
 
 
 def write(file: Path, requests: list[list[int]], **more: int) -> Path:
@@ -85,11 +100,11 @@ FIGURES = {  # requests, pages, and hits by the device's pages
 @pytest.mark.parametrize(
     ("name", "device"), [(name, device) for name in FIGURES for device in FIGURES[name][2]]
 )
-def test_hits(request: pytest.FixtureRequest, name: str, device: int | None) -> None:
+def test_hits(name: str, device: int | None) -> None:
     """Of the coding trace at 5,000, a flat LRU that touches the head first would hit 56%, FIFO
     less."""
     requests, pages, hits = FIGURES[name]
-    result = replay(request.getfixturevalue(name), Capacity(device))
+    result = replayed(name, Capacity(device))
     assert (result.requests, result.pages) == (requests, pages)
     total = hits[device]
     assert result.hits == {"device": total, "host": 0, "storage": 0, "total": total}
@@ -105,26 +120,23 @@ def test_hits(request: pytest.FixtureRequest, name: str, device: int | None) -> 
         ("coding", 1000, 4000),  # requests are up to 3,962 long
     ],
 )
-def test_two_exclusive_tiers_hit_as_one(
-    request: pytest.FixtureRequest, name: str, device: int, host: int
-) -> None:
-    trace: Trace = request.getfixturevalue(name)
-    one = replay(trace, Capacity(device + host))
-    two = replay(trace, Capacity(device, host), Policy(write="write_back"))
+def test_two_exclusive_tiers_hit_as_one(name: str, device: int, host: int) -> None:
+    one = replayed(name, Capacity(device + host))
+    two = replayed(name, Capacity(device, host), Policy(write="write_back"))
     assert two.hits["total"] == one.hits["total"] == FIGURES[name][2][device + host]
     assert two.evictions["host"] == one.evictions["device"]
-    assert two.hits["device"] == replay(trace, Capacity(device)).hits["total"]
+    assert two.hits["device"] == replayed(name, Capacity(device)).hits["total"]
 
 
-def test_with_all_in_storage_nothing_is_missed(synthetic: Trace) -> None:
+def test_with_all_in_storage_nothing_is_missed() -> None:
     for policy in ("write_through", "write_back"):
-        result = replay(synthetic, Capacity(300, 600, 13_000), Policy(write=policy))
+        result = replayed("synthetic", Capacity(300, 600, 13_000), Policy(write=policy))
         assert result.hits["total"] == 1084
         assert result.hits["storage"] > 0 == result.evictions["storage"]
 
 
-def test_storage_evicts_too(synthetic: Trace) -> None:
-    result = replay(synthetic, Capacity(300, 600, 5000))
+def test_storage_evicts_too() -> None:
+    result = replayed("synthetic", Capacity(300, 600, 5000))
     assert result.evictions["storage"] > 0
     assert result.hits["total"] < 1084
 
@@ -170,11 +182,10 @@ def counted(result: Result) -> tuple[list[int], list[int]]:
     ],
 )
 def test_three_tiers_hit_as_three_nested_lru_caches(
-    request: pytest.FixtureRequest, name: str, capacities: tuple[int, int, int], total: int
+    name: str, capacities: tuple[int, int, int], total: int
 ) -> None:
-    trace: Trace = request.getfixturevalue(name)
-    result = replay(trace, Capacity(*capacities))
-    assert counted(result) == nested_lru(trace, *capacities)
+    result = replayed(name, Capacity(*capacities))
+    assert counted(result) == nested_lru(real(name), *capacities)
     assert result.hits["total"] == total
 
 
@@ -195,9 +206,9 @@ def test_storage_with_room_for_half_a_prompt_keeps_its_head(tmp_path: Path) -> N
     assert result.hits == {"device": 0, "host": 0, "storage": 3, "total": 3}
 
 
-def test_selective_saves_what_is_hit_often(coding: Trace) -> None:
-    few = replay(coding, Capacity(2000, 4000), Policy(write="write_through_selective"))
-    all_of_it = replay(coding, Capacity(2000, 4000))
+def test_selective_saves_what_is_hit_often() -> None:
+    few = replayed("coding", Capacity(2000, 4000), Policy(write="write_through_selective"))
+    all_of_it = replayed("coding", Capacity(2000, 4000))
     assert few.hits["device"] == all_of_it.hits["device"] == 335_100
     assert 0 < few.evictions["host"] < all_of_it.evictions["host"]
 
@@ -224,7 +235,7 @@ def test_more_room_than_there_are_pages_is_not_taken(synthetic: Trace) -> None:
         assert replay(synthetic, Capacity(300, huge, huge), policy) == replay(
             synthetic, enough, policy
         )
-    assert replay(synthetic, Capacity(huge)) == replay(synthetic, Capacity())
+    assert replay(synthetic, Capacity(huge)) == replayed("synthetic", Capacity(None))
 
 
 def test_a_prompt_that_says_one_thing_again_and_again_has_room(tmp_path: Path) -> None:

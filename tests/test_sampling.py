@@ -12,8 +12,10 @@ from kvkeep.engine.messages import Sampling
 from kvkeep.engine.sampling import Draw, sample, uniform
 
 
-def naive(logits: list[float], temperature: float, top_k: int, top_p: float) -> dict[int, float]:
-    """Probabilities after temperature, then top-k, then top-p."""
+def naive(
+    logits: list[float], temperature: float, top_k: int, top_p: float, min_p: float = 0.0
+) -> dict[int, float]:
+    """Probabilities after temperature, then top-k, then top-p, then min-p."""
     best = max(logits)
     order = sorted(range(len(logits)), key=lambda i: -logits[i])
     weights = {i: math.exp((logits[i] - best) / temperature) for i in order}
@@ -25,17 +27,23 @@ def naive(logits: list[float], temperature: float, top_k: int, top_p: float) -> 
             break
         kept[i] = weight
         mass += weight
-    return {i: weight / mass for i, weight in kept.items()}
+    kept = {i: weight for i, weight in kept.items() if weight >= min_p * weights[order[0]]}
+    return {i: weight / sum(kept.values()) for i, weight in kept.items()}
 
 
-SETTINGS = [(1.0, -1, 1.0), (0.7, 5, 1.0), (1.3, -1, 0.8), (2.0, 6, 0.7), (1.0, 1, 1.0)]
+SETTINGS = [
+    *((1.0, -1, 1.0, 0.0), (0.7, 5, 1.0, 0.0), (1.3, -1, 0.8, 0.0), (2.0, 6, 0.7, 0.0)),
+    *((1.0, 1, 1.0, 0.0), (1.0, -1, 1.0, 0.1), (2.0, -1, 0.9, 0.4), (2.0, 7, 1.0, 0.6)),
+]
 
 
-@pytest.mark.parametrize(("temperature", "top_k", "top_p"), SETTINGS)
-def test_distribution(temperature: float, top_k: int, top_p: float) -> None:
+@pytest.mark.parametrize(("temperature", "top_k", "top_p", "min_p"), SETTINGS)
+def test_distribution(temperature: float, top_k: int, top_p: float, min_p: float) -> None:
     logits = torch.randn(10, generator=torch.Generator().manual_seed(3)) * 1.5
-    expected = naive(logits.tolist(), temperature, top_k, top_p)
-    sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p)
+    expected = naive(logits.tolist(), temperature, top_k, top_p, min_p)
+    if min_p:
+        assert len(expected) < len(naive(logits.tolist(), temperature, top_k, top_p))
+    sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
     count = 20000
     draws = [Draw(sampling, seed, seed % 7) for seed in range(count)]
     found = sample(logits.expand(count, -1), draws).bincount(minlength=10)

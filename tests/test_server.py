@@ -18,7 +18,7 @@ from fake_engine import VOCAB, FakeEngine, FakeTokenizer
 
 from kvkeep.engine.client import EngineClient
 from kvkeep.server.app import create_app
-from kvkeep.server.protocol import NEUTRAL, CompletionRequest
+from kvkeep.server.protocol import NEUTRAL, ChatRequest, CompletionRequest, GenerationRequest
 from kvkeep.server.tokens import Texts
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -226,11 +226,13 @@ class TestFieldsOfOthers:
 
     def test_every_neutral_value_is_accepted(self) -> None:
         for name, values in NEUTRAL.items():
+            chat = name in CompletionRequest.model_fields
+            kind: type[GenerationRequest] = ChatRequest if chat else CompletionRequest
+            prompt: dict[str, Any] = {"messages": HELLO} if chat else {"prompt": "a"}
             for value in (*values, None):
-                body = CompletionRequest.model_validate({"prompt": "a", name: value})
-                assert not body.unknown
+                assert not kind.model_validate(prompt | {name: value}).unknown
             with pytest.raises(ValueError, match=f"{name} is not supported"):
-                CompletionRequest.model_validate({"prompt": "a", name: "something else"})
+                kind.model_validate(prompt | {name: "something else"})
 
     async def test_parts_with_marks_for_other_caches(self, http: httpx.AsyncClient) -> None:
         part = {"type": "text", "text": "hey", "cache_control": {"type": "ephemeral"}}
@@ -305,13 +307,13 @@ BAD = [  # path, body, status, param, part of the message
     (COMPLETIONS, '{"prompt": "a", "priority": -1}', 400, "priority", "greater than or equal to 0"),
     (COMPLETIONS, '{"prompt": "a", "priority": 1.5}', 400, "priority", "valid integer"),
     (CHAT, json.dumps({"messages": HELLO, "priority": 256}), 400, "priority", "255"),
-    (COMPLETIONS, '{"prompt": "a", "n": 2}', 400, "n", "not supported, except as 1"),
-    (COMPLETIONS, '{"prompt": "a", "logprobs": 0}', 400, "logprobs", "not supported"),
-    (COMPLETIONS, '{"prompt": "a", "echo": true}', 400, "echo", "not supported"),
+    (COMPLETIONS, '{"prompt": "a", "n": 0}', 400, "n", "greater than or equal to 1"),
+    (COMPLETIONS, '{"prompt": "a", "logprobs": 21}', 400, "logprobs", "from 0 to 20"),
+    (COMPLETIONS, '{"prompt": "a", "echo": 1}', 400, "echo", "valid boolean"),
     (COMPLETIONS, '{"prompt": "a", "best_of": 2}', 400, "best_of", "not supported"),
     (COMPLETIONS, '{"prompt": "a", "no_stop_trim": true}', 400, "no_stop_trim", "except as False"),
-    (COMPLETIONS, '{"prompt": "a", "n": true}', 400, "n", "not supported, except as 1"),
-    (COMPLETIONS, '{"prompt": "a", "json_schema": "{}"}', 400, "json_schema", "not supported"),
+    (COMPLETIONS, '{"prompt": "a", "n": true}', 400, "n", "valid integer"),
+    (COMPLETIONS, '{"prompt": "a", "json_schema": 1}', 400, "json_schema", "valid string"),
     (COMPLETIONS, '{"prompt": "a", "stream_options": {"include_usage": 1}}', 400, "stream_options",
      "valid boolean"),
     (COMPLETIONS, '{"prompt": "a", "kvkeep": {"speculat": true}}', 400, "kvkeep", "speculat"),
@@ -337,7 +339,7 @@ BAD = [  # path, body, status, param, part of the message
      "return_hidden_states", "not supported, except as False"),
     (CHAT, json.dumps({"messages": HELLO, "continue_final_message": True}), 400,
      "continue_final_message", "not supported"),
-    (CHAT, json.dumps({"messages": HELLO, "logprobs": True}), 400, "logprobs", "not supported"),
+    (CHAT, json.dumps({"messages": HELLO, "logprobs": 1}), 400, "logprobs", "valid boolean"),
     (CHAT, json.dumps({"messages": HELLO, "chat_template_kwargs": {"tokenize": 1}}), 400,
      "chat_template_kwargs", "must not set"),
     (CHAT, json.dumps({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}), 400,

@@ -17,14 +17,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-FORMAT_VERSION = 2
-"""Version of keys and records. Records of another version are misses."""
-
-BLOCK = 4096
-"""Storage allocates records in blocks of this many bytes."""
-
-SECTOR = 512
-"""Record bodies are padded to a multiple of this many bytes, as direct I/O requires."""
+FORMAT_VERSION = 2  # of keys and records; records of another version are misses
+BLOCK = 4096  # bytes: storage allocates records in blocks
+SECTOR = 512  # bytes: record bodies are padded to a multiple, as direct I/O requires
 
 Ids = NDArray[np.intp]
 """Page ids, in NumPy's index width: indexing with any other costs ten times as much."""
@@ -45,23 +40,7 @@ DTYPE_BYTES: Mapping[str, int] = {
 
 
 class KvkeepError(Exception):
-    """Base class of all errors that kvkeep raises.
-
-    ::
-
-        KvkeepError
-        +-- ConfigError        the configuration cannot be served (also a ValueError)
-        |   +-- UnsupportedModel   kvkeep does not support a model, layer or setting
-        |   +-- DraftMismatch      a draft model does not fit its target
-        +-- RequestError       one request is refused; others go on (also a ValueError)
-        |   +-- PromptTooLong      more tokens than the context or the device pool can hold
-        |   +-- ModelNotFound      a request names a model that is not served
-        +-- StoreError         a storage backend failed; the lanes contain it
-        +-- LoadFailed         a load to the device failed; its requests repeat the step
-        +-- InvariantError     kvkeep's bookkeeping is wrong; the affected pages are dropped
-        +-- Aborted            an operator aborted the request
-        +-- Closed             the cache, store or engine was closed
-    """
+    """Base class of all errors that kvkeep raises."""
 
 
 class ConfigError(KvkeepError, ValueError):
@@ -98,10 +77,6 @@ class LoadFailed(KvkeepError):
 
 class InvariantError(KvkeepError):
     """Bookkeeping is wrong. The cache drops the affected pages and goes on."""
-
-
-class Aborted(KvkeepError):
-    """An operator aborted the request."""
 
 
 class Closed(KvkeepError):

@@ -159,6 +159,25 @@ class Insides:
         """The lease's path left the tree."""
         return lease.detached or bool(lease.pages and self.dying[lease.path[-1]])
 
+    # --- host memory that prefetches hold
+
+    @property
+    def keepers(self) -> np.ndarray:
+        """``[groups, pages]``: for how many pins and reads the share counts each page."""
+        return self.cache.residency.table.kept
+
+    @property
+    def kept(self) -> list[int]:
+        """By group, host slots that the share counts."""
+        return self.cache._prefetcher._share._used
+
+    def keeps(self) -> Iterator[tuple[int, Ids]]:
+        """Groups and pages that open prefetches pin and that reads in flight fill."""
+        for prefetch in self.cache._prefetches.values():
+            yield from prefetch.pinned
+        for ticket in self.reading():
+            yield from ((move.group, move.pages) for move in ticket.moves)
+
     # --- repair
 
     @property

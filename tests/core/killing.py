@@ -6,6 +6,7 @@ changed copy as a new interpreter would, without importing numpy, hypothesis and
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import signal
@@ -51,15 +52,18 @@ def overlay(root: Path, source: Path, changed: Mapping[str, str]) -> None:
         (root / "kvkeep" / file).write_text(text)
 
 
-def run(root: Path, killers: Collection[str]) -> Verdict:
+def run(root: Path, killers: Collection[str], compiled: Path | None = None) -> Verdict:
     """Run all these killers in one process that imports kvkeep from ``root``, and kill
     whatever they started.
+
+    ``compiled``: a directory in which forks leave bytecode for each other, also where Python is
+    told to write none. Everything that a fork imports is compiled into it once.
 
     Raises:
         TimeoutError: They took longer than ``PATIENCE``.
     """
     output = root / "output"
-    process = FORKS.Process(target=_fork, args=(root, sorted(killers), output))
+    process = FORKS.Process(target=_fork, args=(root, sorted(killers), output, compiled))
     process.start()
     process.join(PATIENCE)
     status, text = process.exitcode, output.read_text(errors="replace")
@@ -71,13 +75,16 @@ def run(root: Path, killers: Collection[str]) -> Verdict:
     return Verdict(status, text)
 
 
-def _fork(root: Path, killers: list[str], output: Path) -> None:
+def _fork(root: Path, killers: list[str], output: Path, compiled: Path | None) -> None:
     """Run the killers in a fork and exit with their status."""
     os.setsid()  # so that all that it started can be killed with it
     with output.open("wb") as file:
         os.dup2(file.fileno(), sys.stdout.fileno())
         os.dup2(file.fileno(), sys.stderr.fileno())
     assert "kvkeep" not in sys.modules, "a fork must import the changed copy"
+    gc.freeze()  # what was imported before the fork: no collection need look at it
+    if compiled:
+        sys.dont_write_bytecode, sys.pycache_prefix = False, str(compiled)
     paths = [str(root), str(HERE)]
     sys.path[:0] = paths
     os.environ["PYTHONPATH"] = os.pathsep.join(paths)  # of what a killer starts

@@ -10,8 +10,8 @@ import numpy as np
 from schemas import TWO
 
 from kvkeep.core.lane_work import Inquiry
-from kvkeep.core.lookup import Lookup
 from kvkeep.core.presence import HitRule, Presence
+from kvkeep.core.storage import Lookup
 from kvkeep.core.ticket import Job, Move, Route, Ticket
 from kvkeep.core.transfer import Transfers
 from kvkeep.schema import Key, Schema

@@ -234,6 +234,7 @@ class Stage:
         self._check_bytes()
         self._check_storage()
         self._check_tickets()
+        self._check_share()
         for request in self.requests:
             if request.lease and (request.lease.ready or request.computed is not None):
                 self._check_lease(request)
@@ -310,6 +311,14 @@ class Stage:
                 alive = ~inside.dying[move.pages]
                 reading.update(key for key, ok in zip(move.keys, alive, strict=True) if ok)
         assert max(reading.values(), default=0) <= 1, "a record is read twice at once"
+
+    def _check_share(self) -> None:
+        """The share counts what prefetches pin and what is being read, and nothing else."""
+        keepers = np.zeros_like(self.inside.keepers)
+        for g, pages in self.inside.keeps():
+            keepers[g, pages] += 1
+        assert np.array_equal(keepers, self.inside.keepers), "the share counts other pages"
+        assert np.count_nonzero(keepers, axis=1).tolist() == self.inside.kept
 
     def _check_lease(self, request: Request) -> None:
         """The next step finds the right bytes in every slot that it reads."""

@@ -203,6 +203,22 @@ def test_a_duplicate_of_what_is_being_loaded_stays_private(schema: Schema) -> No
     w.finish()
 
 
+def test_a_window_gives_private_slots_back_as_it_slides_past_them() -> None:
+    """The rows of its pages were being filled for another request when it committed them."""
+    w = world(FOUR)
+    request = lease_of(w, [*A[:6], 7, 7, 8, 8, 9])
+    serve(w, A)
+    w.empty(0)
+    other = w.arrive(A, ask=False)
+    assert w.admit(other)
+    assert w.run(request, 6)
+    assert w.inside.owned(request.lease, 1).tolist() == [False, True, True]
+    assert w.run(request, 4)
+    w.check()
+    assert w.inside.free(0, 1) == 16 - 5 - 1, "the pages' rows, and the other's first chunk"
+    w.finish()
+
+
 def test_a_request_whose_path_left_the_tree_keeps_to_itself() -> None:
     w = world(device=8)
     request = lease_of(w, A)
@@ -307,8 +323,9 @@ def test_interim_snapshots_come_as_often_as_asked() -> None:
     assert request.lease.cuts == [14]
     assert w.run(request, 3)
     assert request.lease.cuts == [4, 14]
-    while request.computed < 15:
-        w.run(request, 99)
+    for end in (4, 14, 15):
+        assert w.run(request, 99)
+        assert request.computed == end, "a chunk ends at the next cut"
     assert request.lease.cuts == [4, 8, 12, 14, 16]
     assert [request.lease.next_cut(at) for at in (0, 4, 13, 16)] == [4, 8, 14, None]
 
@@ -556,6 +573,20 @@ def test_a_slow_store_pins_at_most_half_of_the_host() -> None:
     assert np.count_nonzero(w.table.pins[1, 0]) == 4
     w.tick()
     assert np.count_nonzero(w.table.pins[1, 0]) == 4
+    w.finish()
+
+
+def test_each_group_has_half_of_its_own_host_for_writes() -> None:
+    """What is being written of one group takes nothing from the others."""
+    w = World(TWO, [9, 9], [8, 8])
+    for token in (1, 2):
+        request = w.arrive([token] * 5, ask=False)
+        assert w.admit(request, 5)
+        assert w.run(request, 5)
+        w.tick()
+        w.step("save")
+        w.tick()
+    assert np.count_nonzero(w.table.pins[1], axis=1).tolist() == [4, 4]
     w.finish()
 
 
@@ -975,6 +1006,28 @@ def test_broken_bookkeeping_costs_pages_not_the_server(kind: str, caplog) -> Non
     assert w.admit(again)
 
 
+def test_a_job_that_breaks_costs_its_own_pages_and_no_other_job() -> None:
+    """All jobs of the tick are applied."""
+    w = world()
+    for token in (1, 2):
+        request = w.arrive([token] * 5, ask=False)
+        assert w.admit(request, 5)
+        assert w.run(request, 5)
+        w.release(request)
+        w.tick()
+        w.step("save")
+        w.tick()
+    assert [kind for kind, _ in w.inside.moves()] == ["write"] * 4
+    w.table.pins[1, 0, w.tree()["", (1, 1)]] = 0
+    w.step("write", 0, 2)
+    w.tick()
+    assert w.cache.counts["invariant_errors_total"] == 1
+    assert not w.inside.busy, "the other job waits for the next tick"
+    assert set(w.tree()) == {("", (2,) * 2), ("", (2,) * 4)}
+    assert w.inside.stored[:, list(w.tree().values())].all()
+    w.cache.check()
+
+
 @pytest.mark.parametrize("together", [False, True])
 def test_who_waits_for_two_loads_is_ready_when_one_of_them_broke(together: bool) -> None:
     w = world()
@@ -1096,6 +1149,29 @@ def test_an_admission_that_breaks_is_refused_and_leaks_nothing() -> None:
     w.cache.check()
     assert w.table.holds.sum() == w.table.pins.sum() == 0
     serve_again(w)
+
+
+def test_an_admission_that_breaks_costs_its_hit() -> None:
+    """Or the request would be refused for the same page again and again."""
+    w = world()
+    serve(w, A)
+    device, page = w.cache.residency.device, w.tree()["", tuple(A[:6])]
+    pin = device.pin
+
+    def broken(groups, pages: np.ndarray) -> np.ndarray:
+        if page in pages:
+            raise InvariantError("planted")
+        return pin(groups, pages)
+
+    device.pin = broken
+    tokens = np.array(A, np.int32)
+    assert w.cache.admit(tokens, chunk=7) is None
+    again = w.cache.admit(tokens, chunk=7)
+    assert again is not None
+    assert again.pages == 0
+    w.cache.release(again)
+    w.cache.check()
+    assert w.cache.counts["invariant_errors_total"] == 1
 
 
 def test_a_lease_whose_page_has_moved_is_lost() -> None:

@@ -9,6 +9,8 @@ from endurance import SMALL, endure, jobs
 
 from kvkeep.testing.fakes import TruthMedia
 
+pytestmark = pytest.mark.untraced
+
 
 @pytest.mark.parametrize(("seed", "pages"), [(0, 16), (1, 32), (2, SMALL), (3, 512)])
 def test_some_thousand_operations(seed: int, pages: int) -> None:

@@ -124,3 +124,31 @@ def test_components_have_names_of_their_own() -> None:
     with pytest.raises(ConfigError, match="group names must differ"):
         replace(TWO, groups=(TWO.groups[0], TWO.groups[0]))
     assert len(Group("kv", (one, replace(one, name="v"))).components) == 2
+
+
+def test_a_request_may_hit_nothing_and_share_all() -> None:
+    """As one that needs the logits of its whole prompt."""
+    w = world()
+    serve(w, A)
+    known = w.cache.admit(A)
+    lease = w.cache.admit(A, chunk=len(A), reuse=False)
+    assert (known.pages, lease.pages) == (3, 0)
+    w.cache.commit(lease, np.array(A))
+    assert lease.path[:3].tolist() == known.path.tolist()
+    for one in (known, lease):
+        w.cache.release(one)
+    w.cache.check()
+
+
+def test_a_request_may_leave_nothing() -> None:
+    """It may hit what others left."""
+    w = world()
+    serve(w, A[:5])
+    pages = w.cache.figures()["pages"]
+    lease = w.cache.admit(A, chunk=len(A), keep=False)
+    assert lease.pages == 2
+    w.cache.commit(lease, np.array(A))
+    w.cache.release(lease)
+    assert w.cache.figures()["pages"] == pages
+    assert w.cache.admit(A).pages == 2
+    w.cache.check()

@@ -158,6 +158,7 @@ SCENES: dict[str, tuple[Callable[[World], World], Callable[[World], None]]] = {
 }
 
 
+@pytest.mark.untraced
 @pytest.mark.parametrize("scene", list(SCENES))
 def test_an_interrupt_leaves_books_that_are_mended(scene: str) -> None:
     """Whichever call it interrupts, before or after its work: no leaks, and requests go on."""
@@ -197,6 +198,7 @@ def after(w: World) -> None:
     serve(w, [8] * 7)
 
 
+@pytest.mark.untraced
 def test_interrupts_in_the_midst_of_anything() -> None:
     """Random work that sooner or later interrupts every call that a server makes."""
     happened = 0

@@ -10,6 +10,8 @@ from kvkeep.core.cache import Cache
 from kvkeep.schema import Identity, Schema
 from kvkeep.testing.fakes import AtOnce, NoBytes
 
+pytestmark = pytest.mark.untraced
+
 TOKENS, PROMPT, CHUNK, WINDOW, AHEAD = 32_768, 24_576, 512, 1024, 8
 
 

@@ -4,14 +4,12 @@ import pytest
 from real_lanes import Gate
 from schemas import FOUR, P
 
-from kvkeep.core import lookup as lookup_room
 from kvkeep.core import storage as storage_room
 from kvkeep.schema import Identity, Schema
 
 
 def calls_of(monkeypatch: pytest.MonkeyPatch, records: int) -> None:
-    for room in (lookup_room, storage_room):
-        monkeypatch.setattr(room, "CALL_RECORDS", records)
+    monkeypatch.setattr(storage_room, "CALL_RECORDS", records)
 
 
 def test_a_probe_goes_on_to_the_first_gap(bench) -> None:

@@ -250,6 +250,7 @@ class Clumsy:
         self.awake = awake
 
 
+@pytest.mark.untraced
 @pytest.mark.parametrize("damage", list(DAMAGE))
 def test_what_broke_is_mended_and_requests_go_on(damage: str) -> None:
     """Nothing is leaked, and tickets keep their slots."""
@@ -260,6 +261,7 @@ def test_what_broke_is_mended_and_requests_go_on(damage: str) -> None:
         go_on(w, rng)
 
 
+@pytest.mark.untraced
 @pytest.mark.parametrize("damage", [name for name in DAMAGE if name not in OF_IDS])
 def test_damage_that_nobody_looks_for_raises_nothing(damage: str) -> None:
     """An operation notices the damage sooner or later, and then it is mended."""
@@ -273,6 +275,7 @@ def test_damage_that_nobody_looks_for_raises_nothing(damage: str) -> None:
         land(w, rng)
 
 
+@pytest.mark.untraced
 def test_steps_that_break_half_way_are_mended() -> None:
     """At whatever point they raise."""
     broke = 0

@@ -3,11 +3,14 @@
 import random
 
 import numpy as np
+import pytest
 from schemas import group
 
 from kvkeep.core.cache import Cache
 from kvkeep.schema import Identity, Schema
 from kvkeep.testing.fakes import AtOnce, NoBytes
+
+pytestmark = pytest.mark.untraced
 
 P = 4
 SESSIONS, TURNS = 60, 1500

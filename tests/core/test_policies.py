@@ -17,9 +17,9 @@ from schemas import FIVE, FOUR, LIVE, TWO, WRITING, P, group
 from walks import STEPS, one
 from world import World
 
-from kvkeep.core.breaker import Breaker
 from kvkeep.core.cache import Cache
 from kvkeep.core.policy import EVICTION, WRITE, Policy, lru
+from kvkeep.core.storage import Breaker
 from kvkeep.schema import ConfigError, Identity, RequestError, Residence, Schema
 from kvkeep.testing.fakes import DictStore, TruthMedia
 
@@ -326,11 +326,10 @@ def test_a_drain_has_storage_tried_twice(write: str, out: bool, left: int, lands
         breaker._wait = 60.0
         breaker.failure()
     compute(cache)
-    end = time.monotonic() + 10.0
-    assert cache.drain(10.0) == lands
+    assert cache.drain(4.0) == lands
     assert len(store.records) == 3 * lands
-    cache.close(10.0)
-    assert time.monotonic() < end
+    assert lands or left - store.left == 2
+    cache.close(4.0)
     assert lands or left - store.left == 2 * 2  # drains
 
 
@@ -622,6 +621,7 @@ def walk(name: str, seed: int, steps: int = 150) -> Counter[str]:
     return w.happened
 
 
+@pytest.mark.untraced
 @pytest.mark.parametrize("name", WALKS)
 def test_random_walks(name: str) -> None:
     happened: Counter[str] = Counter()
@@ -736,6 +736,7 @@ def test_a_timeout_grows_with_the_prompt() -> None:
         assert w.cache.ready(prefetch) == ready
 
 
+@pytest.mark.untraced
 @pytest.mark.parametrize("prefetch", ["best_effort", "timeout"])
 def test_walks_that_do_not_wait(prefetch: str) -> None:
     policy = Policy(prefetch=prefetch, prefetch_seconds=0.001)

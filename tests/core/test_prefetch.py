@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from request import Request
-from schemas import TWO, WRITING
+from schemas import TWO, WRITING, P, group
 from test_policies import serve, world_of
 from world import World
 
 from kvkeep.core import prefetch
 from kvkeep.core.policy import Policy
-from kvkeep.schema import InvariantError
+from kvkeep.schema import Identity, InvariantError, Schema
 
 
 def in_storage(*prompts: list[int], policy: str = "wait_complete") -> World:
@@ -181,3 +181,52 @@ def test_after_damage_the_share_is_what_prefetches_keep() -> None:
     assert w.cache.ready(other.prefetch), "it waits for room that nobody has"
     assert w.admit(other)
     assert other.lease.pages == 8
+
+
+def test_what_a_prefetch_lost_is_free_for_others() -> None:
+    """The bookkeeping is mended while its request still waits to be admitted."""
+    first, second = [1] * 17, [2] * 17  # 8 pages each, the share
+    w = in_storage(first, second)
+    one = answered(w, first)
+    w.settle()
+    other = answered(w, second)
+    w.table.slot[1, 1, w.tree()["", (1, 1)]] = -1
+    w.inside.stumble(InvariantError("planted"))
+    w.tick()
+    w._check_share()
+    w.cache.cancel(one.prefetch)
+    w.settle()
+    assert w.cache.ready(other.prefetch), "it waits for room that nobody has"
+
+
+@pytest.mark.parametrize(("host", "hit"), [(40, 8), (8, 4)])
+def test_a_prefetch_reads_what_its_hit_needs(host: int, hit: int) -> None:
+    """Of a window only the end of the hit, also if the host has room for only a part of what
+    storage has."""
+    schema = Schema(Identity("m"), P, (group("full"), group("window", 2)))
+    w = world_of(Policy(), schema, [40, 40], [40, 40])
+    tokens = [1] * 17  # 8 pages
+    serve(w, tokens)
+    w.host = [host, host]
+    w.restart()
+    answered(w, tokens)
+    w.settle()
+    read = [(w.prints[key.group], len(w.names[key.page][1]) // P - 1) for key in w.store.reads]
+    assert sorted(read) == [*((0, i) for i in range(hit)), (1, hit - 2), (1, hit - 1)]
+
+
+def test_nobody_waits_for_a_question_that_was_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It stood in line behind a call that hangs; once that returns, storage is asked again."""
+    w = in_storage([1] * 9)
+    request = w.arrive([1] * 9)
+    with monkeypatch.context() as patch:
+        patch.setattr(w.cache.transfers.storage, "hung", lambda: ["probe"])
+        w.tick()
+    assert w.cache.ready(request.prefetch)
+    assert w.cache.idle
+    w.release(request)
+    again = answered(w, [1] * 9)
+    w.settle()
+    assert w.admit(again)
+    assert again.lease.pages == 4
+    w.finish()

@@ -207,8 +207,12 @@ def test_a_question_that_takes_long_is_not_waited_for() -> None:
     w.tick()
     assert w.cache.ready(request.prefetch)
     assert w.cache.counts[SLOW] == 0, "nobody knows whether storage has it"
-    w.settle()
+    w.step("read")
+    w.tick()
+    assert w.cache.ready(request.prefetch), "it waits again"
     assert reading(w) == 0, "an answer that came too late starts a read"
+    w.settle()
+    assert not w.store.reads
     assert pages(w, 1, request, ABSENT) == []
 
 
@@ -292,6 +296,7 @@ def test_a_slow_load_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
 # --- in any order
 
 
+@pytest.mark.untraced
 def test_random_walks() -> None:
     """Speeds change at any time: reads are skipped, abandoned and retried."""
     happened: Counter[str] = Counter()

@@ -16,9 +16,10 @@ import kvkeep.core.cache as cache_module
 from kvkeep.core import storage
 from kvkeep.core.cache import Cache
 from kvkeep.core.lane_work import Inquiry
+from kvkeep.core.lease import Lease
 from kvkeep.core.policy import Policy
 from kvkeep.core.prefetch import Prefetcher
-from kvkeep.core.presence import HitRule
+from kvkeep.core.presence import Presence
 from kvkeep.core.residency import Residency
 from kvkeep.core.storage import Storage
 from kvkeep.core.ticket import Ticket
@@ -146,6 +147,27 @@ def test_an_admission_that_is_interrupted_leaves_no_lease(monkeypatch: pytest.Mo
     cache.close()
 
 
+class Interrupted(dict):
+    """Leases of which an interrupt hits each one right after it was added."""
+
+    def __setitem__(self, serial: int, lease: Lease) -> None:
+        super().__setitem__(serial, lease)
+        raise KeyboardInterrupt
+
+
+def test_a_lease_that_was_granted_but_not_returned_ends() -> None:
+    """Nobody could release it either."""
+    cache = cache_on(None)
+    cache._leases = cache._audit.leases = Interrupted()
+    with pytest.raises(KeyboardInterrupt):
+        cache.admit(TOKENS, chunk=7)
+    cache.tick()
+    cache.check()
+    assert cache.figures()["leases"] == 0
+    assert all(cache.residency.device.free_slots(g) == 8 for g in range(2))
+    cache.close()
+
+
 # --- stale
 
 
@@ -241,7 +263,7 @@ def test_a_prompt_far_longer_than_the_host_is_cut_in_one_step(
     w.restart()
     request = w.arrive(long)
     w.step("read")
-    looks = count_calls(monkeypatch, HitRule, "usable")
+    looks = count_calls(monkeypatch, Presence, "usable")
     w.tick()
     assert len(looks) < 10
     assert w.cache._prefetches[request.prefetch.serial].path.size == 4, "half of the host"

@@ -17,9 +17,9 @@ import kvkeep.schema
 from kvkeep.core.cache import Cache
 from kvkeep.core.lane_work import Inquiry
 from kvkeep.core.lease import Lease, Prefetch
-from kvkeep.core.lookup import Lookup
 from kvkeep.core.policy import Policy
 from kvkeep.core.presence import Presence
+from kvkeep.core.storage import Lookup
 from kvkeep.core.ticket import Ticket
 from kvkeep.testing.fakes import DictStore, TruthMedia
 
@@ -45,7 +45,7 @@ def test_no_kind_of_model_is_named(room: str) -> None:
 
 
 def test_the_core_fits_into_a_head() -> None:
-    assert sum(map(lines, [SOURCE / "schema.py", *CORE])) <= 4825  # the goal is 3,500
+    assert sum(map(lines, [SOURCE / "schema.py", *CORE])) <= 4575  # the goal is 3,500
 
 
 def test_no_file_of_the_core_is_long() -> None:

@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from walks import KINDS, LANES, walk
 
+pytestmark = pytest.mark.untraced
+
 Pick = st.integers(0, 63)
 Tokens = st.lists(st.sampled_from([0, 0, 0, 1]), min_size=1, max_size=13)
 Fault = st.sampled_from(["", "", "", "partial", "raise"])

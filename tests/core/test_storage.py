@@ -6,10 +6,8 @@ import pytest
 from real_lanes import Gate, ids, nothing, until
 from schemas import TWO
 
-from kvkeep.core import breaker as breaker_room
 from kvkeep.core import storage as storage_room
-from kvkeep.core.breaker import Breaker
-from kvkeep.core.storage import Storage
+from kvkeep.core.storage import Breaker, Storage
 from kvkeep.core.ticket import READ, SAVE, WRITE, Move, Ticket
 from kvkeep.core.touches import Touches
 from kvkeep.core.transfer import Transfers
@@ -145,7 +143,7 @@ def test_no_store_means_no_storage() -> None:
 def now(monkeypatch):
     """A clock that the test advances."""
     clock = [0.0]
-    monkeypatch.setattr(breaker_room.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(storage_room.time, "monotonic", lambda: clock[0])
     return clock
 
 

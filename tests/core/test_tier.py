@@ -199,6 +199,7 @@ def alike(a: Tier, b: Tier) -> None:
 Action = st.tuples(st.sampled_from("apuseh"), st.integers(0, 30), st.integers(0, 9))
 
 
+@pytest.mark.untraced
 @pytest.mark.parametrize("order", [lru, lfu])
 @settings(max_examples=200)
 @given(

@@ -26,6 +26,21 @@ class Calls(DictStore):
         self.told.append(list(keys))
 
 
+class Verbs(DictStore):
+    """A store that notes which questions it gets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.verbs: list[str] = []
+
+    def probe(self, keys) -> list[bool]:
+        self.verbs.append("probe")
+        return super().probe(keys)
+
+    def touch(self, keys) -> None:
+        self.verbs.append("touch")
+
+
 def calls_of(monkeypatch: pytest.MonkeyPatch, records: int) -> None:
     for room in (touches_room, storage_room):
         monkeypatch.setattr(room, "CALL_RECORDS", records)
@@ -91,6 +106,18 @@ def test_calls_are_of_bounded_size_and_one_at_a_time(bench, monkeypatch) -> None
 
     until(told)
     assert store.calls == [4, 4, 4, 2], "those that came meanwhile are told of then"
+
+
+def test_a_question_waits_for_one_call_of_touches(bench, monkeypatch) -> None:
+    """However many hits are to be reported."""
+    calls_of(monkeypatch, 4)
+    b = bench(Verbs())
+    touches = Touches(b.transfers)
+    touches.add(b.keys(*range(8)), [0, 0])
+    touches.send()
+    b.lookup([False], [False])
+    b.landed(2)
+    assert b.store.verbs == ["touch", "probe"]
 
 
 def test_the_oldest_hits_are_dropped(bench, monkeypatch) -> None:

@@ -10,8 +10,8 @@ from schemas import TWO
 
 from kvkeep.core import lane_work
 from kvkeep.core.lane_work import Inquiry
-from kvkeep.core.lookup import Lookup
 from kvkeep.core.presence import HitRule, Presence
+from kvkeep.core.storage import Lookup
 from kvkeep.core.ticket import LOAD, READ, SAVE, WRITE, Move, Route, Ticket
 from kvkeep.core.touches import Touches
 from kvkeep.core.transfer import Transfers

@@ -22,8 +22,18 @@ from transformers import PreTrainedTokenizerFast
 from kvkeep.engine.build import OpenStore, open_store
 from kvkeep.engine.config import EngineConfig
 from kvkeep.engine.core import Engine
-from kvkeep.engine.messages import Abort, Failed, Finished, Generate, Output, Reply, Sampling
+from kvkeep.engine.messages import (
+    Abort,
+    Failed,
+    Finished,
+    Generate,
+    Output,
+    Reply,
+    Sampling,
+    TokenLogprobs,
+)
 from kvkeep.engine.request import RequestState
+from kvkeep.engine.text import Detokenizer
 from kvkeep.media.memory import Memory
 from kvkeep.settings import make
 
@@ -103,8 +113,11 @@ def digest(state: State) -> dict[str, int]:
 class Answer:
     """The engine's replies to one request."""
 
+    detokenizer: Detokenizer
     tokens: list[int] = field(default_factory=list)
     text: str = ""
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     end: Finished | Failed | None = None
     steps: list[dict[str, int]] = field(default_factory=list)  # with watch: digests per step
     state: State = field(default_factory=dict)  # with watch: after the last step
@@ -151,6 +164,7 @@ class Rig:
         )
         self.engine = Engine(self.config, store)
         self.engine.listen(self._hear)
+        self._backend = self.engine.tokenizer.backend_tokenizer
         self.answers: dict[str, Answer] = {}
         self.watch = watch
         self.on_output: Callable[[RequestState], None] = lambda _: None
@@ -171,7 +185,9 @@ class Rig:
         match reply:
             case Output():
                 answer.tokens += reply.tokens
-                answer.text += reply.text
+                answer.text += answer.detokenizer.push(reply.tokens[: reply.shown])[0]
+                answer.logprobs += reply.logprobs or []
+                answer.prompt_logprobs += reply.prompt_logprobs or []
                 (seq,) = (seq for seq in self.engine.scheduler if seq.id == reply.id)
                 self.on_output(seq)
                 if self.watch:
@@ -180,6 +196,7 @@ class Rig:
             case Finished() | Failed():
                 assert answer.end is None, f"request {reply.id} ended twice"
                 answer.end = reply
+                answer.text += answer.detokenizer.flush()
 
     def send(self, tokens: list[int], new: int = 16, **options: Any) -> str:
         """Send a request for ``new`` tokens; options of Sampling and Generate. Returns its id."""
@@ -188,8 +205,9 @@ class Rig:
         sampling |= {name: options.pop(name) for name in names}
         options = {"report_proposals": True} | options
         name = f"r{len(self.answers)}"
-        self.answers[name] = Answer()
-        self.engine.send(Generate(id=name, tokens=tokens, sampling=Sampling(**sampling), **options))
+        request = Generate(id=name, tokens=tokens, sampling=Sampling(**sampling), **options)
+        self.answers[name] = Answer(Detokenizer(self._backend, request.sampling.stop))
+        self.engine.send(request)
         return name
 
     def abort(self, name: str) -> None:

@@ -127,6 +127,15 @@ def test_stop_strings_across_tokens(rig: Rig, free: Answer) -> None:
     assert almost.finished.reason == "length"
 
 
+def test_the_engine_decodes_only_requests_with_stop_strings(rig: Rig) -> None:
+    plain, stopping = rig.send(TOKENS), rig.send(TOKENS, stop=("x",), stop_token_ids=(1,))
+    rig.engine.turn()
+    decoders = {name: decoder for name, (_, decoder) in rig.engine._sequences.items()}
+    assert decoders[plain] is None
+    assert isinstance(decoders[stopping], Detokenizer)
+    rig.run()
+
+
 @pytest.mark.parametrize("speculate", [False, True])
 @pytest.mark.parametrize("new", [1, 2, 5, 6])
 def test_length(new: int, speculate: bool, rig: Rig, free: Answer) -> None:

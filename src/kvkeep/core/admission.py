@@ -6,8 +6,6 @@ rest, and start loading it.
 
 from __future__ import annotations
 
-from collections import Counter
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -19,29 +17,25 @@ from .lease import Lease, Prefetch
 from .loading import Loader
 from .pages import DEVICE, MANY, ONE
 from .prefetch import Prefetcher
-from .slots import DeviceSlots, Gaps, Plan
+from .slots import Plan
 from .touches import Touches
 
 
 class Admission:
-    """Grants leases and grows them. Scheduler's thread only. ``leases``: all granted, by serial."""
+    """Grants leases and grows them. Scheduler's thread only."""
 
     def __init__(
         self,
         flights: Flights,
-        slots: DeviceSlots,
         backup: Backup,
         prefetcher: Prefetcher,
         loader: Loader,
         touches: Touches,
         audit: Audit,
-        counts: Counter[str],
-        leases: dict[int, Lease],
     ) -> None:
         self._transfers, self._residency = flights.transfers, (residency := flights.residency)
-        self._slots, self._backup, self._loader = slots, backup, loader
-        self._prefetcher, self._touches, self._audit = prefetcher, touches, audit
-        self._counts, self._leases = counts, leases
+        self._backup, self._prefetcher, self._loader = backup, prefetcher, loader
+        self._touches, self._audit, self._slots = touches, audit, loader.slots
         self._table, self._device, self._host = residency.table, *residency.tiers
         self._groups, self._page_tokens = residency.schema.groups, residency.schema.page_tokens
         self._names = tuple(group.name for group in self._groups)
@@ -55,9 +49,11 @@ class Admission:
         prefetch: Prefetch | None,
         priority: int,
         total: int,
+        reuse: bool,
+        keep: bool,
     ) -> Lease | None:
         """See :meth:`Cache.admit`. ``raw``: token bytes of the pages that a hit may use."""
-        known = self._residency.tree.match(root, raw)
+        known = self._residency.tree.match(root, raw) if reuse else NO_IDS
         if total and not self._fits(known, total, chunk):
             return None
         device = self._table.states(DEVICE, known)
@@ -65,6 +61,7 @@ class Admission:
         usable = present.usable()
         pages = self._loader.worth(device[:, :usable])
         lease = Lease(self._names, root, known[:pages], priority)
+        lease.detached = not keep
         lease.explanation.limited_by = present.limit(usable)
         lease.explanation.skipped = (usable - pages) * self._page_tokens
         fresh = self._pages(min(len(run), pages * self._page_tokens + chunk)) - pages
@@ -80,17 +77,18 @@ class Admission:
             self._table.rank(lease.path, priority)
             self._loader.begin(lease, plan, prefetch.fetched if prefetch else NO_IDS)
             self._slots.reserve_running(lease)
-            self._extend(lease, fresh, plan.gaps)
+            self._slots.extend(lease, fresh, plan.gaps)
             if pages:
                 self._hit(lease)
             if prefetch:
                 self._prefetcher.close(prefetch)
-            self._leases[lease.serial] = lease  # last: nobody has what broke before
+            self._audit.leases[lease.serial] = lease  # last: nobody has what broke before
             return lease
         return None
 
-    def grow(self, lease: Lease, pages: int) -> bool:
+    def grow(self, lease: Lease, tokens: int) -> bool:
         """See :meth:`Cache.grow`."""
+        pages = self._pages(tokens)
         more = pages - lease.capacity
         if lease.released or more <= 0:
             return not lease.released
@@ -99,7 +97,7 @@ class Admission:
             needs = [0 if group.working else more for group in self._groups]
             if not self._backup.make_room(needs):
                 return False
-            self._extend(lease, more)
+            self._slots.extend(lease, more)
             return True
         return False
 
@@ -129,12 +127,6 @@ class Admission:
             self._host.unpin(g, load)
         return room
 
-    def _extend(self, lease: Lease, pages: int, gaps: Gaps | None = None) -> None:
-        """Reserve private slots for ``pages`` more pages, and for snapshots if there is room."""
-        if any(wishes := self._slots.snapshots(lease, pages, gaps)):
-            self._backup.make_room(wishes)
-        self._slots.extend(lease, pages, gaps)
-
     def _hit(self, lease: Lease) -> None:
         """Record a hit. ``hits`` keeps a popular tail when longer requests slide past it."""
         table, path = self._table, lease.path
@@ -149,7 +141,7 @@ class Admission:
         if self._transfers.storage.usable:
             self._touches.add(table.keys(path), firsts)
         if not all(lease.whole):
-            self._counts["lenient_hits_total"] += 1
+            self._audit.counts["lenient_hits_total"] += 1
 
     def _pages(self, tokens: int) -> int:
         return -(-tokens // self._page_tokens)

@@ -19,19 +19,18 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from types import TracebackType
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..schema import NO_IDS, NO_SLOTS, Ids, InvariantError, Residence, Slots
+from .backup import Backup
+from .flight import Flights
 from .host_share import HostShare
 from .lease import Lease, Prefetch
-from .line import Line
 from .pages import DEVICE, HOST, TIERS
-from .residency import Residency
-from .ticket import READ, Ticket
+from .ticket import READ, Move, Route
 
 log = logging.getLogger(__name__)
 
@@ -54,50 +53,42 @@ class Guard:
 
     def __enter__(self) -> None: ...
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> bool:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
         return error is not None and self._audit.broke(error, self._pages, self._lease)
 
 
 class Audit:
-    """Checks and repairs the bookkeeping; sees all owners live. Scheduler's thread only."""
+    """Checks and repairs the bookkeeping; knows all owners. Scheduler's thread only."""
 
     def __init__(
         self,
-        residency: Residency,
-        leases: dict[int, Lease],
-        prefetches: dict[int, Prefetch],
-        tickets: list[Ticket],
-        lines: Sequence[Line],
+        flights: Flights,
+        backup: Backup,
         share: HostShare,
         counts: Counter[str],
     ) -> None:
-        self._residency, self._share, self._counts = residency, share, counts
-        self._leases, self._prefetches = leases, prefetches
-        self._tickets, self._lines = tickets, lines
+        self._residency, self._tickets = flights.residency, flights.transfers.tickets
+        self._lines, self._share, self.counts = backup.lines, share, counts
+        self.leases: dict[int, Lease] = {}  # granted, by serial
+        self.prefetches: dict[int, Prefetch] = {}  # open, by serial, the oldest first
         self._broken: list[Ids] = []  # since the last mend
 
     def guard(self, *pages: Ids, lease: Lease | None = None) -> Guard:
-        """Contain an InvariantError of the block; :meth:`mend` then drops ``pages``.
-
-        Other exceptions propagate, and the bookkeeping is mended before its next use. Either way
-        ``lease`` is half changed, so it ends and its pages are dropped."""
+        """Contain an InvariantError of the block; :meth:`mend` then drops ``pages``, and those of
+        ``lease``. Other exceptions propagate, and the bookkeeping is mended before its next use.
+        Either way ``lease`` is half changed, so it ends."""
         return Guard(self, pages, lease)
 
     def broke(self, error: BaseException, pages: Sequence[Ids], lease: Lease | None) -> bool:
         """Note that bookkeeping may be wrong; returns whether the error is contained."""
         if lease is not None:
             pages = (lease.path,)
-            self._leases.pop(lease.serial, None)
+            self.leases.pop(lease.serial, None)
             lease.end()
         contained = isinstance(error, InvariantError)
         if contained:
             log.error("bookkeeping is wrong; some pages are dropped", exc_info=error)
-            self._counts["invariant_errors_total"] += 1
+            self.counts["invariant_errors_total"] += 1
         self._broken += [NO_IDS, *(pages if contained else ())]
         return contained
 
@@ -109,21 +100,25 @@ class Audit:
         if not self._broken:
             return
         residency = self._residency
-        filling = self._by_place((tier, g, slots) for tier, g, _, slots in self._targets())
+        filling = self._by_place(
+            (tier, move.group, slots)
+            for route, tier, move, slots in self._ends()
+            if tier == route.target
+        )
         for tier in residency.tiers:
             self._broken.append(tier.sift(filling[tier.index]))
-        for prefetch in self._prefetches.values():
+        for prefetch in self.prefetches.values():
             prefetch.pinned = [
                 (g, pages[residency.table.where(HOST, g, pages, Residence.LIVE)])
                 for g, pages in prefetch.pinned
             ]
             prefetch.forsake(self._tickets)
         arrivals = [ticket.arrival for ticket in self._tickets]
-        for lease in list(self._leases.values()):
+        for lease in list(self.leases.values()):
             if not self._sound(lease) or any(one not in arrivals for one in lease.arriving):
-                del self._leases[lease.serial]
+                del self.leases[lease.serial]
                 lease.end()
-        kept = [pin for prefetch in self._prefetches.values() for pin in prefetch.pinned]
+        kept = [pin for prefetch in self.prefetches.values() for pin in prefetch.pinned]
         reads = (move for one in self._tickets if one.route is READ for move in one.moves)
         self._share.reset([*kept, *((move.group, move.pages) for move in reads)])
         residency.recount(*self.count(), np.concatenate(self._broken))
@@ -132,7 +127,7 @@ class Audit:
     def check(self) -> None:
         """Raise InvariantError unless holds, pins and private slots match their owners."""
         table = self._residency.table
-        if not all(map(self._sound, self._leases.values())):
+        if not all(map(self._sound, self.leases.values())):
             raise InvariantError("a lease's slot is not its page's")
         holds, pins, private = self.count()
         if (holds != table.holds).any() or (pins != table.pins).any():
@@ -145,16 +140,16 @@ class Audit:
         table = self._residency.table
         holds, pins = np.zeros_like(table.holds), np.zeros_like(table.pins)
         private = self._by_place(
-            (tier, g, slots[table.slot[tier, g, pages] != slots])
-            for tier, g, pages, slots in (*self._sources(), *self._targets())
+            (tier, move.group, slots[table.slot[tier, move.group, move.pages] != slots])
+            for _, tier, move, slots in self._ends()
         )
-        for lease in self._leases.values():
+        for lease in self.leases.values():
             holds[lease.path] += 1
             for g, slots in enumerate(private[DEVICE]):
                 own = lease.table[g, lease.owned[g]]
                 private[DEVICE][g] = np.concatenate((slots, own, lease.running[g]))
                 pins[DEVICE, g, lease.path[lease.shared(g)]] += 1
-        for prefetch in self._prefetches.values():
+        for prefetch in self.prefetches.values():
             holds[prefetch.path] += 1
             for g, pages in prefetch.pinned:
                 pins[HOST, g, pages] += 1
@@ -165,21 +160,18 @@ class Audit:
         for ticket in self._tickets:
             for pages in ticket.touched():
                 holds[pages] += 1
-        for tier, g, pages, slots in self._sources():
-            pins[tier, g, pages] += table.slot[tier, g, pages] == slots
+        for route, tier, move, slots in self._ends():
+            if tier == route.source:
+                at = tier, move.group, move.pages
+                pins[at] += table.slot[at] == slots
         return Owned(holds, pins, private)
 
-    def _sources(self) -> Iterator[tuple[int, int, Ids, Slots]]:
-        """Tier, group, pages and slots that tickets read."""
-        for ticket in self._tickets:
-            if (tier := ticket.route.source) is not None:
-                yield from ((tier, move.group, move.pages, move.source) for move in ticket.moves)
-
-    def _targets(self) -> Iterator[tuple[int, int, Ids, Slots]]:
-        """Tier, group, pages and slots that tickets fill."""
-        for ticket in self._tickets:
-            if (tier := ticket.route.target) is not None:
-                yield from ((tier, move.group, move.pages, move.target) for move in ticket.moves)
+    def _ends(self) -> Iterator[tuple[Route, int, Move, Slots]]:
+        """The ends of all moves in memory, with the route, tier and slots of each."""
+        for route, move in ((one.route, move) for one in self._tickets for move in one.moves):
+            for tier, slots in (route.source, move.source), (route.target, move.target):
+                if tier is not None:
+                    yield route, tier, move, slots
 
     def _by_place(self, found: Iterable[tuple[int, int, Slots]]) -> list[list[Slots]]:
         """``[tiers][groups]``: distinct slots."""

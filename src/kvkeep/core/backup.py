@@ -18,14 +18,52 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..schema import NO_IDS, Ids, Residence
-from .breaker import Breaker
 from .flight import Flights
-from .line import Line
 from .pages import DEVICE, HOST
 from .policy import Policy
+from .residency import Residency
+from .storage import Breaker
 from .ticket import SAVE, WRITE, Move, Route, Ticket
 
 _PINNED_SHARE = 0.5  # of host slots that writes to storage may pin at once
+
+
+class Line:
+    """Pages that wait for one route, in order, by group. Each entry holds its page once."""
+
+    def __init__(self, residency: Residency) -> None:
+        self._residency = residency
+        self.entries: list[list[Ids]] = [[] for _ in residency.schema.groups]
+
+    def __len__(self) -> int:
+        return sum(map(len, self.entries))
+
+    def add(self, group: int, pages: Ids) -> None:
+        """Hold pages and append them."""
+        if len(pages):
+            self._residency.table.hold(pages)
+            self.entries[group].append(pages)
+
+    def put_back(self, group: int, pages: Ids) -> None:
+        """Prepend pages that :meth:`take` returned and that are still held."""
+        if len(pages):
+            self.entries[group].insert(0, pages)
+
+    def take(self, group: int) -> Ids:
+        """Remove and return a group's pages, each once and still held: put back or unhold them."""
+        entries, self.entries[group] = self.entries[group], []
+        if not entries:
+            return NO_IDS
+        waiting = np.concatenate(entries)
+        pages, first, times = np.unique(waiting, return_index=True, return_counts=True)
+        while len(again := pages[times > 1]):  # to give back a hold takes distinct ids
+            self._residency.unhold(again)
+            times -= 1
+        return waiting[np.sort(first)]
+
+    def is_longer(self, group: int, most: int) -> bool:
+        """More than ``most`` entries of a group wait."""
+        return sum(map(len, self.entries[group])) > most
 
 
 class Backup:
@@ -91,13 +129,7 @@ class Backup:
             for group, slots in enumerate(self._device.capacity):
                 self._demote(group, int(self._policy.write_ahead * slots))
         self._depart(SAVE, [Move(g, pages) for g, pages in enumerate(self._next_saves())])
-        writes = [self._next_write(group) for group in self._groups]
-        names = [
-            self._transfers.storage.names(g, self._table.keys(p)) for g, p in enumerate(writes)
-        ]
-        self._depart(
-            WRITE, [Move(g, *both) for g, both in enumerate(zip(writes, names, strict=True))]
-        )
+        self._depart(WRITE, [self._next_write(group) for group in self._groups])
 
     def _depart(self, route: Route, moves: list[Move]) -> None:
         """Hand pages taken from a line, with their holds, to a ticket."""
@@ -225,18 +257,18 @@ class Backup:
         self._residency.unhold(waiting[there])
         return waiting[~there]
 
-    def _next_write(self, group: int) -> Ids:
+    def _next_write(self, group: int) -> Move:
         """Pages that may be written to storage now."""
         table, host, storage = self._table, self._host, self._transfers.storage
         share = max(1, int(_PINNED_SHARE * host.capacity[group])) if storage.usable else 0
         room = share - self._flights.count(WRITE, group)
         too_long = self._unwritten.is_longer(group, host.capacity[group])
         if storage.exists and room <= 0 and not too_long:
-            return NO_IDS  # as above
+            return Move(group, NO_IDS)  # as above
         waiting = self._unwritten.take(group)
         if not storage.exists:
             self._give_up("unwritten_pages_total", waiting)
-            return NO_IDS
+            return Move(group, NO_IDS)
         done = table.stored[group, waiting]
         self._residency.unhold(waiting[done])
         waiting = waiting[~done]
@@ -245,7 +277,7 @@ class Backup:
         waiting = waiting[fit]
         ready, later = _split(waiting, np.ones(len(waiting), bool), room)
         self._unwritten.put_back(group, later)
-        return ready
+        return Move(group, ready, storage.names(group, table.keys(ready)))
 
     def _writes(self, group: int) -> bool:
         """Pages of a group wait for storage or are being written."""

@@ -11,7 +11,6 @@ import time
 import weakref
 from collections import Counter
 from collections.abc import Callable, Collection
-from types import TracebackType
 from typing import Self
 
 import numpy as np
@@ -32,11 +31,10 @@ from .loading import Loader
 from .pages import TIERS
 from .policy import Policy
 from .prefetch import Prefetcher
-from .recompute import Recompute
 from .residency import Residency
 from .slots import DeviceSlots
 from .touches import Touches
-from .transfer import Transfers, close_all
+from .transfer import Recompute, Transfers, close_all
 
 _open: weakref.WeakSet[Transfers] = weakref.WeakSet()
 
@@ -76,55 +74,33 @@ class Cache:
         self.policy = policy = policy or Policy()
         self.media = media or Memory(schema, device_slots, host_slots)
         self.counts: Counter[str] = Counter()
-        self.residency = residency = Residency(
-            schema, device_slots, host_slots, policy.order, policy.strict, store is not None
-        )
+        rules = policy.order, policy.missing == "strict"
+        self.residency = Residency(schema, device_slots, host_slots, *rules, store is not None)
+        residency = self.residency
         self.transfers = Transfers(schema, self.media, store, lane, policy.stall_seconds)
         _open.add(self.transfers)
         weakref.finalize(self, close_all, self.transfers.closers, 0.0).atexit = False
-        self._table, self._tree = residency.table, residency.tree
-        self._leases: dict[int, Lease] = {}
-        self._prefetches: dict[int, Prefetch] = {}
+        self._table = residency.table
         self._recompute = Recompute(self.transfers, policy)
         self._touches = Touches(self.transfers)
-        self._slots = DeviceSlots(residency, policy)
         flights = Flights(residency, self.transfers)
         self._backup = Backup(flights, policy, self.counts)
+        self._slots = DeviceSlots(residency, self._backup, policy)
         share = HostShare(residency, policy.prefetch_share)
-        self._audit = Audit(
-            residency,
-            self._leases,
-            self._prefetches,
-            self.transfers.tickets,
-            self._backup.lines,
-            share,
-            self.counts,
-        )
+        self._audit = audit = Audit(flights, self._backup, share, self.counts)
+        self._leases, self._prefetches = audit.leases, audit.prefetches
         shared = flights, self._recompute, policy, self.counts
-        self._prefetcher = Prefetcher(*shared, self._audit, share, self._prefetches)
+        self._prefetcher = Prefetcher(*shared, audit, share)
         self._loader = Loader(*shared, self._slots, self._leases)
         self._admission = Admission(
-            flights,
-            self._slots,
-            self._backup,
-            self._prefetcher,
-            self._loader,
-            self._touches,
-            self._audit,
-            self.counts,
-            self._leases,
+            flights, self._backup, self._prefetcher, self._loader, self._touches, audit
         )
         self._closed = False
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def listen(self, callback: Callable[[], None]) -> None:
@@ -170,6 +146,8 @@ class Cache:
         prefetch: Prefetch | None = None,
         priority: int = 0,
         total: int = 0,
+        reuse: bool = True,
+        keep: bool = True,
     ) -> Lease | None:
         """Match, pin, start loading, and reserve device slots for the first chunk.
 
@@ -184,6 +162,8 @@ class Cache:
             priority: 0 to 255; under eviction by priority, the lowest is evicted first.
             total: tokens that the device must have room for beside what is in use, or None is
                 returned; a scheduler's estimate of what all its requests will need.
+            reuse: False: hit nothing, for a caller that needs every token's logits.
+            keep: False: commits add nothing to the tree; the request leaves no trace.
 
         Raises:
             RequestError: ``tokens`` or ``priority`` are anything else.
@@ -193,7 +173,7 @@ class Cache:
         self._audit.mend()
         run = as_tokens(tokens)
         return self._admission.admit(
-            run, self._raw(run), root_key(namespace), chunk, prefetch, priority, total
+            run, self._raw(run), root_key(namespace), chunk, prefetch, priority, total, reuse, keep
         )
 
     # --- while it runs
@@ -201,7 +181,7 @@ class Cache:
     def grow(self, lease: Lease, tokens: int) -> bool:
         """Reserve device slots for tokens ``[0, tokens)`` in every group; False, and none taken, if
         the device has no room now or the lease is released, as after an InvariantError."""
-        return self._admission.grow(lease, self._pages(tokens))
+        return self._admission.grow(lease, tokens)
 
     def commit(self, lease: Lease, tokens: ArrayLike, snapshots: Collection[int] = ()) -> None:
         """Add whole pages to the tree, slide windows, and start write-through.
@@ -219,7 +199,7 @@ class Cache:
         first, last = lease.pages, len(run) // size
         if lease.released or last <= first:
             return
-        if self._pages(len(run)) > lease.capacity:
+        if len(run) > lease.capacity * size:
             raise RequestError(
                 f"{len(run)} tokens are committed to a lease with slots for "
                 f"{lease.capacity * size}: grow it first"
@@ -282,9 +262,6 @@ class Cache:
         """Token bytes of the pages that a hit may use; at least one token is left. A view."""
         pages = (len(run) - 1) // self.schema.page_tokens
         return run[: max(0, pages) * self.schema.page_tokens].view(np.uint8).data
-
-    def _pages(self, tokens: int) -> int:
-        return -(-tokens // self.schema.page_tokens)
 
     # --- for operators
 
@@ -359,32 +336,37 @@ class Cache:
 
     def figures(self) -> dict[str, float]:
         """Counters (``_total``) and gauges by metric name, with labels in braces."""
-        figures: dict[str, float] = dict(self.counts)
+        transfers, breaker = self.transfers, self.transfers.storage.breaker
+        under_way = len(transfers.tickets) + transfers.inquiries + (not self._backup.idle)
+        figures: dict[str, float] = {
+            **self.counts,
+            "pages": len(self._table),
+            "transfers_pending": under_way,
+            "leases": len(self._leases),
+            "prefetches": len(self._prefetches),
+            "storage_breaker_open": float(breaker.open),
+            "storage_breaker_trips_total": breaker.trips,
+        }
         for tier in self.residency.tiers:
             for g, group in enumerate(self.schema.groups):
                 label = f"{{tier={tier.name},group={group.name}}}"
                 figures[f"slots{label}"] = tier.capacity[g]
                 figures[f"free_slots{label}"] = tier.free_slots(g)
                 figures[f"evicted_pages_total{label}"] = tier.evicted[g]
-        figures["pages"] = len(self._table)
-        under_way = len(self.transfers.tickets) + self.transfers.inquiries
-        figures["transfers_pending"] = under_way + (not self._backup.idle)
-        for route, speed in self.transfers.speeds.items():
+        speeds = {
+            f"bytes_per_second{{lane={r.name}}}": speed for r, speed in transfers.speeds.items()
+        }
+        speeds["prefill_tokens_per_second"] = self._recompute.prefill
+        for name, speed in speeds.items():
             if seconds := speed.seconds(1):
-                figures[f"bytes_per_second{{lane={route.name}}}"] = 1 / seconds
-        if seconds := self._recompute.prefill.seconds(1):
-            figures["prefill_tokens_per_second"] = 1 / seconds
-        figures["leases"] = len(self._leases)
-        figures["prefetches"] = len(self._prefetches)
-        breaker = self.transfers.storage.breaker
-        figures["storage_breaker_open"] = float(breaker.open)
-        figures["storage_breaker_trips_total"] = breaker.trips
-        for lane, size in dict(self.transfers.moved).items():
-            figures[f"moved_bytes_total{{lane={lane}}}"] = size
-        for lane, count in dict(self.transfers.faults).items():
-            figures[f"transfer_faults_total{{lane={lane}}}"] = count
-        for kind, count in dict(self.store.faults if self.store else {}).items():
-            figures[f"storage_faults_total{{kind={kind}}}"] = count
+                figures[name] = 1 / seconds
+        for name, label, counts in (
+            ("moved_bytes_total", "lane", transfers.moved),
+            ("transfer_faults_total", "lane", transfers.faults),
+            ("storage_faults_total", "kind", self.store.faults if self.store else {}),
+        ):
+            for what, count in dict(counts).items():
+                figures[f"{name}{{{label}={what}}}"] = count
         return figures
 
     def check(self) -> None:

@@ -1,14 +1,8 @@
 """Flights: a ticket owns the bytes that it moves.
 
-::
-
-              depart                                   landing
-    source    pinned ------------------------------->  unpinned
-    target    reserved, WRITING -------------------->  LIVE where the bytes landed, else dropped
-    page      held --------------------------------->  unheld, after others took what landed
-
-From departure to landing nobody else can get these slots, whatever happens to the request or the
-page. Backup, prefetch and loading decide what moves; this file pins, adopts and publishes.
+From departure to landing its sources are pinned, its targets WRITING and its pages held: nobody
+else can get these slots, whatever happens to the request or the page. Backup, prefetch and loading
+decide what moves; this file pins, adopts and publishes.
 """
 
 from __future__ import annotations
@@ -73,8 +67,7 @@ class Flights:
 
     def filling(self, route: Route, path: Ids) -> list[Ticket]:
         """Tickets on a route, to a memory tier, that fill slots of these pages, in order."""
-        tickets = [ticket for ticket in self.transfers.tickets if ticket.route is route]
-        if not tickets:
+        if not (tickets := self.transfers.on(route)):
             return []
         writing = self.residency.table.state[route.target].take(path, axis=1) == WRITING
         pages = path[writing.any(axis=0)]
@@ -82,4 +75,4 @@ class Flights:
 
     def count(self, route: Route, group: int) -> int:
         """Pages of a group in flight on a route."""
-        return sum(t.count(group) for t in self.transfers.tickets if t.route is route)
+        return sum(ticket.count(group) for ticket in self.transfers.on(route))

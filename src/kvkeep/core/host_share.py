@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..schema import Ids
 from .residency import Residency
@@ -16,34 +15,34 @@ class HostShare:
     keep it. Scheduler's thread only."""
 
     def __init__(self, residency: Residency, share: float) -> None:
-        self._table, self._capacity = residency.table, residency.host.capacity
+        self._table = residency.table
         self._most = [int(share * slots) for slots in residency.host.capacity]
         self.reset([])
 
     def reset(self, kept: Iterable[tuple[int, Ids]]) -> None:
         """Recount from ``kept``: (group, pages) pairs, one per prefetch that keeps them."""
-        self._users = np.zeros((len(self._most), 0), dtype=np.int32)  # [groups, rows]
+        self._table.kept[:] = 0
         self._used = [0] * len(self._most)
         for group, pages in kept:
             self.keep(group, pages)
 
     def keep(self, group: int, pages: Ids) -> None:
         """Count one more prefetch that keeps these."""
-        users = self._column(group)
+        users = self._table.kept[group]
         before = users[pages]
         self._used[group] += len(pages) - int(np.count_nonzero(before))
         users[pages] = before + 1
 
     def give_back(self, group: int, pages: Ids) -> None:
         """Count one prefetch less that keeps these."""
-        users = self._column(group)
+        users = self._table.kept[group]
         after = users[pages] - 1
         self._used[group] -= len(pages) - int(np.count_nonzero(after))
         users[pages] = after
 
     def loose(self, group: int, pages: Ids) -> int:
         """How many of these pages no prefetch keeps."""
-        return len(pages) - int(np.count_nonzero(self._column(group)[pages]))
+        return len(pages) - int(np.count_nonzero(self._table.kept[group][pages]))
 
     @property
     def left(self) -> list[int]:
@@ -54,10 +53,3 @@ class HostShare:
     def empty(self) -> bool:
         """No prefetch keeps anything."""
         return not any(self._used)
-
-    def _column(self, group: int) -> NDArray[np.int32]:
-        more = self._table.rows - self._users.shape[1]
-        if more > 0:
-            self._users = np.pad(self._users, ((0, 0), (0, more)))
-        users: NDArray[np.int32] = self._users[group]
-        return users

@@ -63,7 +63,7 @@ class Lease:
     # by group: pages of the hit that are being loaded, and into which slots
     coming: dict[int, tuple[NDArray[np.intp], Slots]] = field(default_factory=dict)
     explanation: Explanation = field(default_factory=Explanation)
-    detached: bool = False  # its path left the tree: new pages stay private
+    detached: bool = False  # new pages stay private: its path left the tree, or it keeps nothing
     released: bool = False  # by the caller, or after broken bookkeeping: admit again
     serial: int = field(default_factory=_serial.__next__)
 

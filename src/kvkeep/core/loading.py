@@ -18,9 +18,9 @@ from .lease import Lease
 from .pages import ABSENT, DEVICE, NO_SLOT, WRITING, States
 from .policy import Policy
 from .presence import Presence
-from .recompute import Recompute
 from .slots import DeviceSlots, Plan
 from .ticket import LOAD, Move, Ticket
+from .transfer import Recompute
 
 _ORIGINS = ("device", "host", "storage")
 _HITS = {tier: f"hit_tokens_total{{tier={tier}}}" for tier in _ORIGINS}
@@ -40,7 +40,7 @@ class Loader:
     ) -> None:
         self._flights, self._recompute = flights, recompute
         self._transfers, self._residency = flights.transfers, (residency := flights.residency)
-        self._policy, self._counts, self._slots, self._leases = policy, counts, slots, leases
+        self._policy, self._counts, self.slots, self._leases = policy, counts, slots, leases
         self._groups, self._page_tokens = residency.schema.groups, residency.schema.page_tokens
         self._table, self._device = residency.table, residency.device
 
@@ -55,8 +55,7 @@ class Loader:
         here = Presence(self._residency.rule, device != ABSENT)
         known = here.usable()
         lacking = np.count_nonzero(here.rule.needed(pages) & ~here.mask, axis=1).tolist()
-        size = sum(n * group.record_bytes for n, group in zip(lacking, self._groups, strict=True))
-        slow = self._recompute.beats_moving(LOAD, size, (pages - known) * self._page_tokens)
+        slow = self._recompute.beats_moving(LOAD, lacking, (pages - known) * self._page_tokens)
         return known if slow and not self._transfers.speeds[LOAD].stale else pages
 
     def begin(self, lease: Lease, plan: Plan, fetched: Ids) -> None:
@@ -119,9 +118,9 @@ class Loader:
             at = self._table.depth[ids]
             first = max(group.needed(hit).start, lease.first_valid[g])
             mine = (lease.path[at] == ids) & (lease.table[g, at] == NO_SLOT) & (at >= first)
-            self._slots.pin(g, lease, ids[mine])
+            self.slots.pin(g, lease, ids[mine])
             if group.tail is not None:
-                self._slots.slide(g, lease, group.needed(lease.pages).start)
+                self.slots.slide(g, lease, group.needed(lease.pages).start)
 
     def _settle(self, lease: Lease, ticket: Ticket) -> None:
         """All loads landed or failed: apply the hit rule to what is on the device."""
@@ -139,7 +138,7 @@ class Loader:
         pages = has.usable()
         if pages < lease.pages:
             lease.explanation.limited_by = has.limit(pages)
-            self._slots.let_go(lease, pages)
+            self.slots.let_go(lease, pages)
             self._residency.unhold(lease.path[pages:])
             lease.path = lease.path[:pages]
         for g, group in enumerate(self._groups):
@@ -149,7 +148,7 @@ class Loader:
                 lease.whole[g] = not len(gaps)
                 lease.first_valid[g] = int(gaps[-1]) + 1 if len(gaps) else 0
             at = np.arange(max(needed.start, lease.first_valid[g]), pages)
-            self._slots.pin(g, lease, lease.path[at[(lease.table[g, at] == NO_SLOT) & live[g, at]]])
+            self.slots.pin(g, lease, lease.path[at[(lease.table[g, at] == NO_SLOT) & live[g, at]]])
 
     def _trace(self, lease: Lease, fetched: Ids) -> None:
         """Note for each page of a hit the lowest tier that any of its groups comes from; for a page

@@ -7,7 +7,7 @@ statement must be distinct: NumPy drops repeated indices in ``+=``. Scheduler's 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,28 +27,10 @@ NO_SLOT, ZERO, ONE = (constant(value, np.int32) for value in (-1, 0, 1))
 ABSENT, WRITING, LIVE = STATES = tuple(constant(state, np.uint8) for state in Residence)
 MANY = 2  # hits that make a tail worth keeping: each turn of a conversation makes one
 
-States = NDArray[np.uint8]
-"""``[groups, pages]`` of :class:`~kvkeep.schema.Residence` in one tier."""
+_T = TypeVar("_T", bound=np.generic)
 
-_COLUMNS: dict[str, tuple[type, int]] = {
-    # name: (dtype, value of a fresh row)
-    "depth": (np.int32, 0),
-    "parent": (np.int32, -1),
-    "holds": (np.int32, 0),
-    "dying": (np.bool_, False),
-    "slot": (np.int32, -1),
-    "state": (np.uint8, Residence.ABSENT),
-    "pins": (np.int32, 0),
-    "used": (np.int64, 0),
-    "hits": (np.uint8, 0),
-    "reused": (np.int32, 0),
-    "priority": (np.uint8, 0),
-    "stored": (np.bool_, False),
-}
-
-count: Callable[[NDArray[Any]], int] = np.count_nonzero
-"""The number of elements that are not zero."""
-
+States = NDArray[np.uint8]  # [groups, pages] of schema.Residence in one tier
+count: Callable[[NDArray[Any]], int] = np.count_nonzero  # elements that are not zero
 _HISTORY = ("dying", "used", "hits", "reused", "priority", "stored")  # reset when an id is recycled
 
 
@@ -96,52 +78,34 @@ class FreeList:
 class PageTable:
     """Columns by page id.
 
-    ========= ================= ==================================================================
-    column    shape             meaning
-    ========= ================= ==================================================================
-    depth     [pages]           number of pages before this one in its prompt
-    parent    [pages]           the previous page; -1: the first of its prompt
-    key       [pages, 32] uint8 chained key
-    holds     [pages]           leases, prefetches, line entries and tickets that use this id
-    dying     [pages]           out of the tree; the last unhold recycles the id
-    slot      [tiers, groups, pages]  slot in a memory tier, NO_SLOT if none
-    state     [tiers, groups, pages]  :class:`~kvkeep.schema.Residence`
-    pins      [tiers, groups, pages]  users of the slot; a pinned slot is not evicted
-    used      [clocks, pages]   tick of the last admit or commit that needed it, by group clock
-    hits      [groups, pages]   hits that needed it, up to ``MANY``; only of groups with a tail
-    reused    [pages]           hits whose path included it
-    priority  [pages]           highest priority of the requests that used it, 0 to 255
-    stored    [groups, pages]   hint: it was written to or read from storage
-    ========= ================= ==================================================================
+    Args:
+        clocks: ``Schema.clocks``.
+        usual: a page count that is rarely exceeded.
     """
 
-    depth: NDArray[np.int32]
-    parent: NDArray[np.int32]
-    holds: NDArray[np.int32]
-    dying: NDArray[np.bool_]
-    slot: NDArray[np.int32]
-    state: NDArray[np.uint8]
-    pins: NDArray[np.int32]
-    used: NDArray[np.int64]
-    hits: NDArray[np.uint8]
-    reused: NDArray[np.int32]
-    priority: NDArray[np.uint8]
-    stored: NDArray[np.bool_]
-
     def __init__(self, clocks: Sequence[int], usual: int) -> None:
-        """``clocks``: ``Schema.clocks``. ``usual``: a page count that is rarely exceeded."""
-        self.clocks = tuple(clocks)
-        self.groups = groups = len(self.clocks)
-        self.clock = 0
-        self.key: NDArray[np.uint8] = np.zeros((0, 32), dtype=np.uint8)
-        lead: dict[str, tuple[int, ...]] = {
-            "slot": (2, groups),
-            "state": (2, groups),
-            "pins": (2, groups),
-        }
-        lead |= {"used": (max(clocks) + 1,), "hits": (groups,), "stored": (groups,)}
-        for name, (dtype, _) in _COLUMNS.items():
-            setattr(self, name, np.empty((*lead.get(name, ()), 0), dtype=dtype))
+        groups = len(clocks)
+        # [pages]:
+        self.depth = _column(np.int32)  # pages before this one in its prompt
+        self.parent = _column(np.int32)  # the previous page; -1: the first of its prompt
+        self.holds = _column(np.int32)  # leases, prefetches, line entries and tickets that use it
+        self.dying = _column(np.bool_)  # out of the tree; the last unhold recycles the id
+        self.reused = _column(np.int32)  # hits whose path included it
+        self.priority = _column(np.uint8)  # highest of the requests that used it, 0 to 255
+        # [tiers, groups, pages]:
+        self.slot = _column(np.int32, len(TIERS), groups)  # in a memory tier; NO_SLOT if none
+        self.state = _column(np.uint8, len(TIERS), groups)  # :class:`~kvkeep.schema.Residence`
+        self.pins = _column(np.int32, len(TIERS), groups)  # users of the slot, which is not evicted
+        # [clocks, pages]: tick of the last admit or commit that needed it, by group clock
+        self.used = _column(np.int64, max(clocks) + 1)
+        # [groups, pages]:
+        self.hits = _column(np.uint8, groups)  # that needed it, up to MANY; of groups with a tail
+        self.kept = _column(np.int32, groups)  # prefetches that keep its slot on the host
+        self.stored = _column(np.bool_, groups)  # hint: it was written to or read from storage
+
+        self._columns = tuple(vars(self))  # their names
+        self.key: NDArray[np.uint8] = np.zeros((0, 32), np.uint8)  # [pages, 32]: chained key
+        self.clocks, self.groups, self.clock = tuple(clocks), groups, 0
         self._free = FreeList(0)
         self._usual = usual
         self._grow(min(usual, 1024))
@@ -157,10 +121,11 @@ class PageTable:
 
     def _grow(self, capacity: int) -> None:
         old = len(self.depth)
-        for name, (_, fresh) in _COLUMNS.items():
+        for name in self._columns:
             column = getattr(self, name)
-            more = np.full((*column.shape[:-1], capacity - old), fresh, dtype=column.dtype)
+            more = np.zeros((*column.shape[:-1], capacity - old), dtype=column.dtype)
             setattr(self, name, np.concatenate((column, more), axis=-1))
+        self.slot[..., old:] = NO_SLOT
         self.key = np.concatenate((self.key, np.zeros((capacity - old, 32), dtype=np.uint8)))
         self._free.grow(capacity)
 
@@ -185,8 +150,8 @@ class PageTable:
         if count(self.holds[ids]) or count(self.slot.take(ids, axis=2) != NO_SLOT):
             raise InvariantError("a page id is recycled while it is held or has slots")
         for name in _HISTORY:
-            for row in _rows(getattr(self, name)):
-                row[ids] = _COLUMNS[name][1]
+            for row in getattr(self, name).reshape(-1, self.rows):
+                row[ids] = 0
         self._free.give(ids)
 
     def hold(self, ids: Ids) -> None:
@@ -261,6 +226,6 @@ class PageTable:
             raise InvariantError("a pinned slot is not LIVE")
 
 
-def _rows(column: NDArray[Any]) -> NDArray[Any]:
-    """``[*, pages]``: one row per tier and group. A view."""
-    return column.reshape(-1, column.shape[-1])
+def _column(dtype: type[_T], *lead: int) -> NDArray[_T]:
+    """``[*lead, 0]``"""
+    return np.empty((*lead, 0), dtype)

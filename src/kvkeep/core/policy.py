@@ -130,8 +130,3 @@ class Policy:
     def order(self) -> Order:
         """The eviction order by name."""
         return EVICTION[self.eviction]
-
-    @property
-    def strict(self) -> bool:
-        """A missing group shortens the hit even if it is not required."""
-        return self.missing == "strict"

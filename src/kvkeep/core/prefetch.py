@@ -1,9 +1,9 @@
 """Prefetch: storage to host, from a request's arrival until it is scheduled.
 
-A request asks storage which of its pages it has (:mod:`~kvkeep.core.lookup`), waits in line for a
-share of host memory (:mod:`~kvkeep.core.host_share`), and reads the pages that memory lacks if they
-are many enough and faster to read than to compute. It joins reads in flight instead of reading a
-page twice. Its pages on the host stay pinned until the request is admitted or gone.
+A request asks storage which of its pages it has (:class:`~kvkeep.core.storage.Lookup`), waits in
+line for a share of host memory (:mod:`~kvkeep.core.host_share`), and reads the pages that memory
+lacks if they are many enough and faster to read than to compute. It joins reads in flight instead
+of reading a page twice. Its pages on the host stay pinned until the request is admitted or gone.
 """
 
 from __future__ import annotations
@@ -15,19 +15,18 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from ..schema import Ids, Residence, chain_keys
+from ..schema import Ids, chain_keys
 from .audit import Audit
 from .flight import Flights
 from .host_share import HostShare
 from .lane_work import Inquiry
 from .lease import Phase, Prefetch
-from .lookup import Lookup
-from .pages import ABSENT, DEVICE, HOST
+from .pages import ABSENT, DEVICE, HOST, LIVE
 from .policy import Policy
 from .presence import Mask, Presence
-from .recompute import Recompute
-from .storage import CALL_RECORDS
+from .storage import CALL_RECORDS, Lookup
 from .ticket import READ, Move, Ticket
+from .transfer import Recompute
 
 _TRIAL_BYTES = 1 << 20  # to read of a store that was slow, to measure it again
 _PATIENCE = 1.0  # seconds in line for host memory until later prefetches must wait too
@@ -45,12 +44,11 @@ class Prefetcher:
         counts: Counter[str],
         audit: Audit,
         share: HostShare,
-        prefetches: dict[int, Prefetch],
     ) -> None:
         self._flights, self._recompute = flights, recompute
         self._transfers, self._residency = flights.transfers, (residency := flights.residency)
         self._policy, self._counts = policy, counts
-        self._audit, self._share, self._open = audit, share, prefetches
+        self._audit, self._share, self._open = audit, share, audit.prefetches
         self._table, self._host, self._tree = residency.table, residency.host, residency.tree
         self._groups, self._page_tokens = residency.schema.groups, residency.schema.page_tokens
         self._last = -1  # serial of the last prefetch in line that was tried
@@ -159,71 +157,57 @@ class Prefetcher:
     def _start(self, prefetch: Prefetch, path: Ids) -> None:
         """Read what memory lacks of ``[0, reach)``, once the host has room. If that is not worth
         it, read at most a few pages, for which no request waits."""
-        if prefetch.keys and any(one.abandoned and one.overlaps(path) for one in self._reads()):
+        abandoned = (read for read in self._transfers.on(READ) if read.abandoned)
+        if prefetch.keys and any(read.overlaps(path) for read in abandoned):
             return  # wait for them: their lane may skip them, so they cannot be joined
         reach = prefetch.reach
         memory = self._in_memory(path, reach)
         missing = prefetch.found.mask[:, :reach] & ~memory.mask
-        known = self._pad(
-            self._residency.present(path, self._table.states(DEVICE, path)).mask, reach
-        ).usable()
+        known = self._residency.present(path, self._table.states(DEVICE, path)).usable()
         prefetch.gain = (reach - known) * self._page_tokens
-        worth = self._worth(prefetch.gain, self._wanted(reach, missing))
-        if not worth:
-            prefetch.reach = reach = min(reach, known + self._trial(prefetch.gain))
+        skip = self._skip(prefetch.gain, self._wanted(reach, missing))
+        if skip:
+            self._counts[f"skipped_tokens_total{{why={skip}}}"] += prefetch.gain
+            prefetch.reach = reach = min(reach, known + self._trial(skip))
             path, missing = path[:reach], missing[:, :reach].copy()
             missing[:, :known] = False
-        if worth and not self._may_take(prefetch, path, missing):
-            return
-        pages = self._reserve(prefetch, path, missing)
-        self._read(prefetch, pages, missing)
-        prefetch.phase = Phase.READING if worth and prefetch.reads else Phase.DONE
+        pages = self._reserve(prefetch, path, missing, waits=not skip)
+        if pages is not None:
+            self._read(prefetch, pages, missing)
+            prefetch.phase = Phase.READING if prefetch.reads and not skip else Phase.DONE
 
-    def _live(self, prefetch: Prefetch, path: Ids) -> list[Ids]:
-        """By group, pages of ``path`` that the prefetch needs and that are LIVE on the host."""
-        needed = self._residency.rule.needed(prefetch.reach)[:, : len(path)]
-        live = self._table.state[HOST][:, path] == int(Residence.LIVE)
-        return [path[row] for row in live & needed]
-
-    def _passes(self, prefetch: Prefetch) -> bool:
-        """Another has been first in line for long: this one may pin nothing, not even shared pages,
-        or the first would wait for it too."""
-        first = next((one for one in self._open.values() if one.phase is Phase.WAITING), prefetch)
-        return first is not prefetch and time.monotonic() - first.begun > _PATIENCE
-
-    def _may_take(self, prefetch: Prefetch, path: Ids, missing: Mask) -> bool:
-        """Whether its share of host memory is free now. A prefetch that wants more than the whole
-        share gets what there is once no other holds any."""
-        wanted = self._wanted(prefetch.reach, missing)
-        if not any(wanted) or self._share.empty:
-            return True
-        if self._passes(prefetch):
-            return False
-        live = enumerate(self._live(prefetch, path))
-        more = [self._share.loose(g, pages) for g, pages in live]
-        return all(n + m <= most for n, m, most in zip(wanted, more, self._share.left, strict=True))
-
-    def _reserve(self, prefetch: Prefetch, path: Ids, missing: Mask) -> int:
+    def _reserve(self, prefetch: Prefetch, path: Ids, missing: Mask, waits: bool) -> int | None:
         """Pin what the host has of ``path`` and make room for what is missing; returns for how many
-        pages there is room."""
-        passes = self._passes(prefetch)
+        pages there is room.
+
+        None, if it ``waits`` in line: its share of host memory is not free. A prefetch that wants
+        more than the whole share gets what there is once no other holds any."""
+        first = next((one for one in self._open.values() if one.phase is Phase.WAITING), prefetch)
+        # If another has been first in line for long, this one may pin nothing, not even shared
+        # pages, or the first would wait for it too.
+        passes = first is not prefetch and time.monotonic() - first.begun > _PATIENCE
         left = [0] * len(self._groups) if passes else self._share.left
+        wanted = self._wanted(prefetch.reach, missing)
+        here = self._table.states(HOST, path) == LIVE
+        here &= self._residency.rule.needed(prefetch.reach)[:, : len(path)]
+        live = [path[row] for row in here]
+        more = [self._share.loose(g, pages) for g, pages in enumerate(live)]
+        full = any(n + m > most for n, m, most in zip(wanted, more, left, strict=True))
+        if waits and full and any(wanted) and not self._share.empty:
+            return None
         self._table.hold(path)
         prefetch.path = path
         loose = []
-        for g, pages in enumerate(self._live(prefetch, path)):
-            more = self._share.loose(g, pages)
-            if more <= left[g] and not passes:
+        for g, pages in enumerate(live):
+            if more[g] <= left[g] and not passes:
                 self._pin(prefetch, g, pages)
-                left[g] -= more
+                left[g] -= more[g]
             else:  # beyond its share: pinned only while room is made
                 self._host.pin(g, pages)
                 loose.append((g, pages))
         room = [
             min(most, self._residency.make_room(self._host, g, min(most, count)))
-            for g, (most, count) in enumerate(
-                zip(left, self._wanted(prefetch.reach, missing), strict=True)
-            )
+            for g, (most, count) in enumerate(zip(left, wanted, strict=True))
         ]
         for g, pages in loose:  # not before: to make room must not end the path itself
             self._host.unpin(g, pages)
@@ -281,47 +265,35 @@ class Prefetcher:
     def _parts(self, pages: int, lacking: list[NDArray[np.intp]]) -> Iterator[tuple[int, int]]:
         """Split ``[0, pages)`` into parts, one ticket and short store call each, with all groups of
         a page: pages are of use as they land, and a slow store shows early."""
-        size, records = np.zeros((2, pages), dtype=np.int64)
+        totals = np.zeros((2, pages + 1), dtype=np.int64)  # bytes and records before each page
         for group, at in zip(self._groups, lacking, strict=True):
-            size[at] += group.record_bytes
-            records[at] += 1
-        wanted = np.flatnonzero(records)
-        sizes, counts = (
-            np.concatenate(([0], column[wanted].cumsum())) for column in (size, records)
-        )
-        most = self._transfers.read_bytes(int(sizes[-1]))
-        start = 0
-        while start < len(wanted):
+            totals[:, at + 1] += [[group.record_bytes], [1]]
+        sizes, counts = totals.cumsum(axis=1)
+        most, start = self._transfers.read_bytes(int(sizes[-1])), 0
+        while counts[start] < counts[-1]:
             fit = sizes.searchsorted(sizes[start] + most, side="right") - 1
             few = counts.searchsorted(counts[start] + CALL_RECORDS, side="right") - 1
             end = max(start + 1, int(min(fit, few)))
-            yield int(wanted[start]), int(wanted[end - 1]) + 1
+            if counts[start] < counts[end]:
+                yield start, end
             start = end
 
     # --- helpers
 
-    def _worth(self, gain: int, wanted: list[int]) -> bool:
-        """Whether reading ``wanted`` pages of each group, for ``gain`` tokens, beats computing."""
-        size = sum(n * group.record_bytes for n, group in zip(wanted, self._groups, strict=True))
-        if self._short(gain):
-            self._counts["skipped_tokens_total{why=short}"] += gain
-        elif self._recompute.beats_moving(READ, size, gain):
-            self._counts["skipped_tokens_total{why=slow}"] += gain
-        else:
-            return True
-        return False
-
     def _short(self, gain: int) -> bool:
         return gain < max(1, self._policy.prefetch_min_tokens)
 
-    def _trial(self, gain: int) -> int:
+    def _skip(self, gain: int, wanted: list[int]) -> str:
+        """Why it does not pay to read ``wanted`` pages of each group for ``gain`` tokens, or ""."""
+        if self._short(gain):
+            return "short"
+        return "slow" if self._recompute.beats_moving(READ, wanted, gain) else ""
+
+    def _trial(self, skip: str) -> int:
         """Pages to read all the same, now and then, to measure storage again."""
-        if self._short(gain) or not self._transfers.speeds[READ].stale:
+        if skip == "short" or not self._transfers.speeds[READ].stale:
             return 0
         return max(1, _TRIAL_BYTES // sum(group.record_bytes for group in self._groups))
-
-    def _reads(self) -> list[Ticket]:
-        return [ticket for ticket in self._transfers.tickets if ticket.route is READ]
 
     def _waiters(self, ticket: Ticket) -> list[Prefetch]:
         """Open prefetches that wait for a read."""
@@ -339,16 +311,12 @@ class Prefetcher:
     def _in_memory(self, path: Ids, pages: int) -> Presence:
         """Of ``pages`` pages that begin with ``path``: LIVE or WRITING in a memory tier."""
         device, host = (self._table.states(tier, path) for tier in (DEVICE, HOST))
-        memory = self._pad((device | host) != ABSENT, pages)
-        for move in (move for one in self._reads() if one.abandoned for move in one.moves):
-            memory.mask[move.group, : len(path)] &= ~np.isin(path, move.pages)  # may be skipped
-        return memory
-
-    def _pad(self, mask: Mask, pages: int) -> Presence:
-        """Extend or cut a mask to ``pages`` pages; False beyond its end."""
-        wide = np.zeros((len(mask), pages), dtype=bool)
-        wide[:, : mask.shape[1]] = mask[:, :pages]
-        return Presence(self._residency.rule, wide)
+        mask = np.zeros((len(self._groups), pages), dtype=bool)
+        mask[:, : len(path)] = (device | host) != ABSENT
+        for read in self._transfers.on(READ):
+            for move in read.moves if read.abandoned else ():  # its lane may skip it
+                mask[move.group, : len(path)] &= ~np.isin(path, move.pages)
+        return Presence(self._residency.rule, mask)
 
     def _wanted(self, pages: int, missing: Mask) -> list[int]:
         """By group, how many pages ``[0, pages)`` needs and lacks."""

@@ -50,8 +50,7 @@ class Residency:
         self.host = Tier(self.table, HOST, host_slots, order)
         self.tiers = self.device, self.host
         self.rule = HitRule(schema.groups, strict)
-        self._vital = [g.required and g.tail is None for g in schema.groups]
-        self._trims = not any(self._vital)
+        self._trims = not self.rule.vital
         self._by_clock = dict(zip(schema.clocks, schema.groups, strict=True))
         whole = [clock for clock, group in self._by_clock.items() if group.tail is None]
         self._whole = np.array(whole, dtype=np.intp)[:, None]
@@ -137,7 +136,7 @@ class Residency:
 
     def _end(self, group: int, pages: Ids) -> None:
         """End those of these pages that no hit can use without the slots they lost."""
-        if self._vital[group]:
+        if group in self.rule.vital:
             self.retire(pages[~self.table.resident(group, pages)])
         elif self._trims:
             self._trim(pages)
@@ -217,9 +216,8 @@ class Residency:
             raise InvariantError("a page is neither in the tree nor dying")
         if table.dying[ids].any() or (table.dying & (table.holds == 0)).any():
             raise InvariantError("a dying page is in the tree or has no holds")
-        for group, vital in enumerate(self._vital):
-            if vital and not table.resident(group, ids).all():
-                raise InvariantError("a page of the tree can serve no hit")
+        if not all(table.resident(group, ids).all() for group in self.rule.vital):
+            raise InvariantError("a page of the tree can serve no hit")
         if self._trims and any(self._empty(int(page)) for page in ids):
             raise InvariantError("an empty page is still in the tree")
         for _, line in self._lines():

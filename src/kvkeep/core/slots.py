@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..schema import NO_IDS, Ids, InvariantError, Residence, Slots
+from .backup import Backup
 from .lease import Lease
 from .pages import ABSENT, DEVICE, LIVE, MANY, NO_SLOT, WRITING, States, count
 from .policy import Policy
@@ -46,8 +47,8 @@ def _rows(groups: tuple[int, ...]) -> slice | list[int]:
 class DeviceSlots:
     """Operations on the block tables of leases. Scheduler's thread only."""
 
-    def __init__(self, residency: Residency, policy: Policy) -> None:
-        self._residency, self._policy = residency, policy
+    def __init__(self, residency: Residency, backup: Backup, policy: Policy) -> None:
+        self._residency, self._backup, self._policy = residency, backup, policy
         self._table, self._device = residency.table, residency.device
         self._groups = groups = residency.schema.groups
         self._every = tuple(range(len(groups)))
@@ -122,36 +123,26 @@ class DeviceSlots:
             if group.working:
                 self._device.free(g, lease.running[g])
 
-    def snapshots(self, lease: Lease, pages: int, gaps: Gaps | None) -> list[int]:
-        """By group, slots for the snapshots that :meth:`extend` wants."""
-        if not self.snapshots_kept:
-            return []
-        wanted = self._wanted(lease, pages, gaps)
-        return [len(at) if g.working else 0 for g, at in zip(self._groups, wanted, strict=True)]
-
-    def _wanted(self, lease: Lease, pages: int, gaps: Gaps | None) -> Gaps:
-        """By group, which of ``pages`` more pages and of ``gaps`` get private slots."""
-        more = np.arange(lease.capacity, lease.capacity + pages)
-        cuts = more[np.isin((more + 1) * self._page_tokens, lease.cuts)]
-        wanted = [cuts if group.working else more for group in self._groups]
-        if gaps is None:
-            return wanted
-        return [np.concatenate(both) for both in zip(wanted, gaps, strict=True)]
-
     def extend(self, lease: Lease, pages: int, gaps: Gaps | None = None) -> None:
-        """Reserve private slots for ``pages`` more pages and ``gaps``; the caller has made room. If
-        there is none for snapshots, their pages get no slots."""
+        """Reserve private slots for ``pages`` more pages and ``gaps``; the caller has made room.
+        For snapshots this makes room; if there is none, their pages get no slots."""
+        lease.widen(pages)
         if not self.snapshots_kept and not any(map(len, gaps or ())):
-            lease.widen(pages)
             if pages:
                 fresh = self._reserve(self._every, pages)
                 lease.table[:, -pages:], lease.owned[:, -pages:] = fresh, True
             return
-        wanted = self._wanted(lease, pages, gaps)
-        lease.widen(pages)
+        more = np.arange(lease.capacity - pages, lease.capacity)
+        cuts = more[np.isin((more + 1) * self._page_tokens, lease.cuts)]
+        wanted = [cuts if group.working else more for group in self._groups]
+        if gaps is not None:
+            wanted = [np.concatenate(both) for both in zip(wanted, gaps, strict=True)]
+        snapshots = [
+            len(at) if g.working else 0 for g, at in zip(self._groups, wanted, strict=True)
+        ]
+        self._backup.make_room(snapshots)
         for g, at in enumerate(wanted):
-            room = not self._groups[g].working or len(at) <= self._device.free_slots(g)
-            if len(at) and room:
+            if snapshots[g] <= self._device.free_slots(g) and len(at):
                 lease.table[g, at], lease.owned[g, at] = self._reserve(g, len(at)), True
 
     def _reserve(self, groups: Groups, wanted: int) -> Slots:
@@ -178,13 +169,6 @@ class DeviceSlots:
                     self._device.free(g, has[mine])
         lease.table, lease.owned = lease.table[:, :first], lease.owned[:, :first]
 
-    def _drop(self, g: int, lease: Lease, at: NDArray[np.intp]) -> None:
-        """Unpin or free the slots of these pages."""
-        own = lease.owned[g, at]
-        self._device.free(g, lease.table[g, at[own]])
-        self._device.unpin(g, lease.path[at[~own]])
-        lease.table[g, at], lease.owned[g, at] = NO_SLOT, False
-
     def publish(
         self, lease: Lease, first: int, snapshots: Collection[int]
     ) -> Iterator[tuple[int, Ids]]:
@@ -196,17 +180,13 @@ class DeviceSlots:
         for groups, rows in self._sets:
             own = lease.owned[rows, part]
             simple = count(own) == own.size and not count(state[rows])
-            if simple and not self._shares_part(groups, lease):
+            if simple and all(lease.whole[g] and not self._groups[g].working for g in groups):
                 self._device.adopt(groups, ids, lease.table[rows, part], Residence.LIVE)
                 self._device.pin(groups, ids)
                 lease.owned[rows, part] = False
                 yield from ((g, ids) for g in groups)
             else:
                 yield from ((g, self._publish_part(g, lease, first, snapshots)) for g in groups)
-
-    def _shares_part(self, groups: tuple[int, ...], lease: Lease) -> bool:
-        """The lease shares only some of its pages of these groups."""
-        return any(self._groups[g].working or not lease.whole[g] for g in groups)
 
     def _publish_part(self, g: int, lease: Lease, first: int, snapshots: Collection[int]) -> Ids:
         """Publish one group; returns pages whose rows adopted a slot."""
@@ -232,11 +212,14 @@ class DeviceSlots:
         at = np.flatnonzero(lease.table[g, :start] != NO_SLOT)
         if not len(at):
             return
-        shared = at[~lease.owned[g, at]]
+        own = lease.owned[g, at]
+        shared = at[~own]
         out = lease.path[shared]
         dead = self._table.hits[g, out] < MANY
         if self._groups[g].working:
             dead &= ~np.isin((shared + 1) * self._page_tokens, list(lease.lasting))
         self._table.used[self._table.clocks[g], out[dead]] = 0
         self._residency.host.offer(g, out[dead])
-        self._drop(g, lease, at)
+        self._device.free(g, lease.table[g, at[own]])
+        self._device.unpin(g, out)
+        lease.table[g, at], lease.owned[g, at] = NO_SLOT, False

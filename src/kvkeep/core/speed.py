@@ -40,10 +40,7 @@ class Speed:
 
     def seconds(self, amount: float) -> float | None:
         """Seconds that ``amount`` takes; None: not measured yet."""
-        paces = []
-        for done, seconds in (self._sums, self._now()):
-            if done:
-                paces.append(seconds / done)
+        paces = [seconds / done for done, seconds in (self._sums, self._now()) if done]
         return amount * max(paces) if paces else None
 
     @property

@@ -1,8 +1,9 @@
-"""The store as lanes see it: bounded calls, contained failures, a circuit breaker."""
+"""The store as lanes see it: bounded calls, contained failures, a circuit breaker, lookups."""
 
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -12,14 +13,49 @@ from numpy.typing import NDArray
 
 from ..schema import Key, Schema
 from ..stores.base import Store
-from .breaker import Breaker
+from .presence import Mask, Presence
 
 log = logging.getLogger(__name__)
 
-CALL_RECORDS = 256
-"""Most records in one call of a store."""
+CALL_RECORDS = 256  # most in one call of a store
 
 Call = Callable[[Store, Sequence[Key], Sequence[memoryview]], "list[bool] | None"]
+
+
+class Breaker:
+    """Opens for ``wait`` seconds after ``failures`` in a row; each failed retry doubles the wait,
+    up to a minute. Thread-safe."""
+
+    def __init__(self, failures: int = 3, wait: float = 1.0) -> None:
+        self._limit, self._first_wait = failures, wait
+        self._lock = threading.Lock()
+        self._failures = 0
+        self._wait = wait
+        self._until = 0.0  # monotonic seconds: when the breaker closes
+        self.trips = 0
+
+    @property
+    def open(self) -> bool:
+        """Calls are refused now."""
+        return time.monotonic() < self._until
+
+    def success(self) -> None:
+        with self._lock:
+            self._failures, self._wait, self._until = 0, self._first_wait, 0.0
+
+    def retry(self) -> None:
+        """Close now, and reset the wait."""
+        with self._lock:
+            self._wait, self._until = self._first_wait, 0.0
+
+    def failure(self, trip: bool = False) -> None:
+        """Count a failure; ``trip`` opens at once."""
+        with self._lock:
+            self._failures += 1
+            if (trip or self._failures >= self._limit) and not self.open:
+                self._until = time.monotonic() + self._wait
+                self._wait = min(60.0, 2 * self._wait)
+                self.trips += 1
 
 
 class Storage:
@@ -111,3 +147,45 @@ class Storage:
             finally:
                 self._calling.pop(verb, None)
         return flags
+
+
+class Lookup:
+    """A question to storage, asked on the "ask" lane.
+
+    It asks about groups that need every page up to the first gap of a required one, then about the
+    other groups up to there; never about pages that memory has.
+
+    Args:
+        names: by group, storage keys of the prompt's pages.
+        memory: what memory has of them.
+    """
+
+    def __init__(self, names: list[list[Key]], memory: Presence) -> None:
+        self._names, self._rule = names, memory.rule
+        self._mask: Mask = memory.mask.copy()
+
+    @property
+    def found(self) -> Presence:
+        """What memory and storage have together; valid once :meth:`ask` has returned."""
+        return Presence(self._rule, self._mask)
+
+    def ask(self, storage: Storage) -> None:
+        """Call the store. Lane's thread."""
+        rule, pages = self._rule, self._mask.shape[1]
+        for start in range(0, pages if rule.whole else 0, CALL_RECORDS):
+            end = min(start + CALL_RECORDS, pages)
+            self._complete(storage, rule.whole, start, end)
+            if not self._mask[rule.vital, start:end].all():
+                break
+        vital = self._mask[rule.vital].all(axis=0)
+        reach = pages if vital.all() else int(vital.argmin())
+        tails = [g for g in range(len(self._mask)) if g not in rule.whole]
+        self._complete(storage, tails, 0, reach)
+
+    def _complete(self, storage: Storage, groups: Sequence[int], start: int, end: int) -> None:
+        """Ask about pages ``[start, end)`` that these groups lack."""
+        lacking = [start + np.flatnonzero(~self._mask[g, start:end]) for g in groups]
+        keys = [self._names[g][i] for g, at in zip(groups, lacking, strict=True) for i in at]
+        flags = storage.probe(keys)
+        for g, at in zip(groups, lacking, strict=True):
+            self._mask[g, at], flags = flags[: len(at)], flags[len(at) :]

@@ -1,16 +1,4 @@
-"""Tickets: which pages move on which route, and which of them landed.
-
-===== ======= =======
-route reads   fills
-===== ======= =======
-save  device  host
-load  host    device
-write host    storage
-read  storage host
-===== ======= =======
-
-:data:`ROUTES` states this table; flights, lanes and the audit follow it.
-"""
+"""Tickets: which pages move on which of four routes, and which of them landed."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ class Tier:
 
     def __init__(self, table: PageTable, index: int, capacity: Sequence[int], order: Order) -> None:
         self.table = table
-        self.index = index
+        self.index, self.name = index, TIERS[index]
         self.capacity = tuple(capacity)
         self.evicted = [0] * len(capacity)  # pages, by group; never decreases
         self._order = order
@@ -56,10 +56,6 @@ class Tier:
         self._queues = [self._queue(group) for group in range(len(capacity))]
         self._columns: dict[Groups, _Columns] = {}
         self._every = tuple(range(len(capacity)))  # groups
-
-    @property
-    def name(self) -> str:
-        return TIERS[self.index]
 
     def free_slots(self, group: int) -> int:
         return len(self._free[group])

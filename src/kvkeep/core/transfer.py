@@ -1,4 +1,4 @@
-"""Transfers: submit jobs to the lanes and collect them.
+"""Transfers: submit jobs to the lanes and collect them; compare moving state with recomputing it.
 
 Five lanes, each with its own thread: one per route of :mod:`~kvkeep.core.ticket`, and "ask" for
 lookups and touches. The scheduler's thread submits jobs and collects finished ones in
@@ -18,11 +18,12 @@ from ..schema import Schema
 from ..stores.base import Store
 from .lane_work import Inquiry, LaneWork
 from .lanes import Inbox, J, Lane, Listener, MakeLane, ThreadLane
+from .policy import Policy
+from .speed import Speed
 from .storage import Storage
 from .ticket import LOAD, READ, SAVE, WRITE, Job, Route, Ticket
 
-ASK = "ask"
-"""The lane of lookups and touches."""
+ASK = "ask"  # the lane of lookups and touches
 
 _READ_SECONDS = 0.1  # most for one read ...
 _READ_SHARE = 1 / 4  # ... and at most this part of all, so that a slow store shows early ...
@@ -43,7 +44,7 @@ class Transfers:
         lane: MakeLane = ThreadLane,
         stall_seconds: float = 10.0,
     ) -> None:
-        self._groups, self._media = schema.groups, media
+        self.groups, self._media = schema.groups, media
         self.faults: Counter[str] = Counter()  # contained failures, by lane or verb
         self.storage = Storage(schema, store, stall_seconds, self.faults)
         work = LaneWork(schema, media, self.storage, self.faults)
@@ -87,7 +88,7 @@ class Transfers:
         route = ticket.route
         ticket.submitted = time.monotonic()
         ticket.left = sum(
-            len(move.pages) * self._groups[move.group].record_bytes for move in ticket.moves
+            len(move.pages) * self.groups[move.group].record_bytes for move in ticket.moves
         )
         self.tickets.append(ticket)
         if route in self.speeds:
@@ -125,9 +126,13 @@ class Transfers:
                 yield inquiry
                 self._asked.remove(inquiry)
 
+    def on(self, route: Route) -> list[Ticket]:
+        """Tickets of a route, in order."""
+        return [ticket for ticket in self.tickets if ticket.route is route]
+
     def behind(self, route: Route) -> dict[Ticket, int]:
         """Tickets of a route in order, each with the bytes that move until it is done."""
-        tickets = [ticket for ticket in self.tickets if ticket.route is route]
+        tickets = self.on(route)
         sizes = accumulate(0 if ticket.abandoned else ticket.left for ticket in tickets)
         return dict(zip(tickets, sizes, strict=True))
 
@@ -148,6 +153,31 @@ class Transfers:
 
         False: a lane is still at work, so the store must not be closed under it."""
         return close_all(self.closers, timeout)
+
+
+class Recompute:
+    """State that is slower to load than to recompute is recomputed. Compares measured speeds; until
+    both are known, state is loaded."""
+
+    def __init__(self, transfers: Transfers, policy: Policy) -> None:
+        self._transfers, self._policy = transfers, policy
+        self.prefill = Speed()  # tokens
+
+    @property
+    def possible(self) -> bool:
+        """The policy allows it and prefill has been measured."""
+        return self._policy.recompute == "auto" and self.prefill.known
+
+    def beats(self, seconds: float | None, tokens: int) -> bool:
+        """Whether computing ``tokens`` takes less than ``seconds``; False if either is unknown."""
+        computing = self.prefill.seconds(tokens) if self._policy.recompute == "auto" else None
+        return seconds is not None and computing is not None and computing < seconds
+
+    def beats_moving(self, route: Route, pages: Sequence[int], tokens: int) -> bool:
+        """Whether computing is faster than moving ``pages`` by group behind a route's tickets."""
+        each = zip(pages, self._transfers.groups, strict=True)
+        size = sum(count * group.record_bytes for count, group in each)
+        return self.beats(self._transfers.seconds(route, size), tokens)
 
 
 def close_all(closers: Sequence[Callable[[float], bool]], timeout: float) -> bool:

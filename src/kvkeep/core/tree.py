@@ -33,31 +33,30 @@ is one node, which grows in place while its request generates::
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..schema import NO_IDS, Ids, InvariantError
 
-Raw = bytes | memoryview
-"""Token bytes of whole pages: int32, little-endian."""
+Raw = bytes | memoryview  # token bytes of whole pages: int32, little-endian
 
 
+@dataclass(slots=True, eq=False)
 class Node:
-    """A run of pages. ``first`` is the depth of its first page, ``key`` that page's tokens."""
+    """A run of pages."""
 
-    __slots__ = ("_ids", "first", "key", "kids", "parent", "raw", "size")
+    first: int  # depth of its first page
+    key: bytes  # that page's tokens; of a root, its root key
+    raw: bytearray  # tokens of all pages
+    _ids: Ids  # capacity >= size
+    parent: Node | None
+    kids: dict[bytes, Node] = field(default_factory=dict)  # by key
+    size: int = field(init=False)  # in pages
 
-    def __init__(
-        self, first: int, key: bytes, raw: bytearray, ids: Ids, parent: Node | None
-    ) -> None:
-        self.first = first
-        self.key = key
-        self.raw = raw
-        self._ids = ids  # capacity >= size
-        self.size = len(ids)
-        self.kids: dict[bytes, Node] = {}  # by key
-        self.parent = parent
+    def __post_init__(self) -> None:
+        self.size = len(self._ids)
 
     @property
     def ids(self) -> Ids:

@@ -1,4 +1,4 @@
-"""The asyncio side of the engine's message interface."""
+"""The asyncio side of the engine's message interface. It makes text of the engine's tokens."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ import asyncio
 import contextlib
 import uuid
 from collections.abc import AsyncGenerator, Callable, Collection, Iterator
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
-from ..schema import Aborted, Closed, InvariantError, KvkeepError, RequestError
+import msgspec
+
+from ..schema import Closed, InvariantError, KvkeepError, RequestError
+from .errors import Aborted, error_named
 from .messages import (
     Abort,
     Ask,
@@ -23,21 +26,36 @@ from .messages import (
     Reply,
     Request,
 )
+from .text import Detokenizer
 
 Answer = TypeVar("Answer", Done, Figures)
 
 
 class EngineLink(Protocol):
-    """The engine's side of the message interface: a thread today, perhaps a process later."""
+    """The engine's side of the message interface.
+
+    :class:`~kvkeep.engine.core.Engine` is an engine on a thread of this process,
+    :class:`~kvkeep.engine.link.RemoteEngine` one in a process of its own.
+    """
 
     @property
     def info(self) -> ModelInfo: ...
+
+    @property
+    def tokenizer(self) -> Any:
+        """The model's Hugging Face tokenizer, a fast one."""
 
     def send(self, message: Request) -> None:
         """Queue a message for the engine. Thread-safe, does not block. Raises :class:`Closed`."""
 
     def listen(self, callback: Callable[[Reply], None]) -> None:
-        """Call ``callback`` on the engine's thread with every reply from now on."""
+        """Call ``callback`` on the link's own thread with every reply from now on."""
+
+
+class Piece(Output, frozen=True, kw_only=True):
+    """New tokens of a request and the text that they complete."""
+
+    text: str  # empty while a partial character or a possible stop string is held back
 
 
 class EngineClient:
@@ -47,32 +65,43 @@ class EngineClient:
         self.info = link.info
         self._link = link
         self._mailboxes: dict[str, tuple[asyncio.AbstractEventLoop, asyncio.Queue[Reply]]] = {}
+        self.draining = False  # no new requests are taken
         link.listen(self._deliver)
 
-    async def generate(self, *requests: Generate) -> AsyncGenerator[Output | Finished, None]:
+    async def generate(self, *requests: Generate) -> AsyncGenerator[Piece | Finished, None]:
         """Run ``requests`` together and yield their replies as they arrive; ``id`` tells which.
 
-        The iterator ends after the last :class:`Finished`. It aborts the requests that still run
-        when it is closed, when its task is cancelled, and when one of the requests fails.
+        Text that was held back to the end comes in a piece without tokens. The iterator ends after
+        the last :class:`Finished`. It aborts the requests that still run when it is closed, when
+        its task is cancelled, and when one of the requests fails.
 
         Raises:
             RequestError: the engine refused a request, or its id is in use.
             KvkeepError: a request failed. The subclass is the one that the engine named.
-            Closed: the engine was closed.
+            Closed: the engine was closed, or this client was told to :meth:`drain`.
         """
-        running = {request.id for request in requests}
+        if self.draining:
+            raise _shutting_down()
+        backend = self._link.tokenizer.backend_tokenizer
+        running = {one.id: Detokenizer(backend, one.sampling.stop) for one in requests}
         with self._mailbox(list(running)) as replies:
             try:
                 for request in requests:
                     self._link.send(request)
                 while running:
-                    reply = await replies.get()
-                    if isinstance(reply, Finished | Failed):
-                        running.discard(reply.id)
-                    if isinstance(reply, Output | Finished):
-                        yield reply
-                    else:
-                        raise _error(reply)
+                    match await replies.get():
+                        case Output() as reply:
+                            text, _ = running[reply.id].push(reply.tokens[: reply.shown])
+                            yield Piece(**msgspec.structs.asdict(reply), text=text)
+                        case Finished() as reply:
+                            if rest := running.pop(reply.id).flush():
+                                yield Piece(reply.id, [], 0, text=rest)
+                            yield reply
+                        case Failed() as reply:
+                            del running[reply.id]
+                            raise _error(reply)
+                        case reply:
+                            raise _error(reply)
             finally:
                 with contextlib.suppress(Closed):
                     for name in running:
@@ -94,6 +123,23 @@ class EngineClient:
     async def figures(self) -> dict[str, float]:
         """Return the engine's metrics by name; see :class:`~kvkeep.engine.messages.Figures`."""
         return (await self._ask(Ask(_new_id()), Figures)).values
+
+    def drain(self) -> None:
+        """Refuse requests to generate from now on; those that run go on. Any thread."""
+        self.draining = True
+
+    @property
+    def busy(self) -> bool:
+        """A request of any kind has not been answered yet."""
+        return bool(self._mailboxes)
+
+    def cut_off(self) -> None:
+        """Fail every request that has not been answered with :class:`Closed`. Any thread."""
+        error = _shutting_down()
+        for name in list(self._mailboxes):
+            self._deliver(Failed(name, type(error).__name__, str(error)))
+            with contextlib.suppress(Closed):
+                self._link.send(Abort(name))
 
     async def _ask(self, message: Evict | Ask, kind: type[Answer]) -> Answer:
         with self._mailbox([message.id]) as replies:
@@ -117,7 +163,7 @@ class EngineClient:
                 del self._mailboxes[name]
 
     def _deliver(self, reply: Reply) -> None:
-        """Route one reply. Runs on the engine's thread; drops replies without a mailbox."""
+        """Route one reply. Runs on the link's thread; drops replies without a mailbox."""
         if box := self._mailboxes.get(reply.id):
             loop, queue = box
             with contextlib.suppress(RuntimeError):  # the loop was closed in the meantime
@@ -128,16 +174,12 @@ def _new_id() -> str:
     return uuid.uuid4().hex
 
 
+def _shutting_down() -> Closed:
+    return Closed("the server is shutting down")
+
+
 def _error(reply: Reply) -> KvkeepError:
     """The exception to raise for ``reply``: of the class it names, if that is one of ours."""
     if isinstance(reply, Failed):
-        return _by_name(KvkeepError).get(reply.kind, KvkeepError)(reply.message)
+        return error_named(reply.kind, reply.message)
     return InvariantError(f"the engine answered with an unexpected {type(reply).__name__}")
-
-
-def _by_name(root: type[KvkeepError]) -> dict[str, type[KvkeepError]]:
-    """``root`` and all its subclasses, by name."""
-    found = {root.__name__: root}
-    for child in root.__subclasses__():
-        found |= _by_name(child)
-    return found

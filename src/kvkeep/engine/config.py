@@ -10,6 +10,7 @@ from ..media.base import BACKENDS, LAYOUTS
 from ..schema import ConfigError
 from ..settings import MEMORY, SERVER, SPECULATION, STORAGE, check, described, setting
 from ..stores.registry import backend
+from .waiting import POLICIES
 
 GIB = 1 << 30
 
@@ -57,6 +58,18 @@ class EngineConfig:
     )
     chunked_prefill_size: int = setting(
         512, MEMORY, "Prompt tokens per step: fewer let running requests wait less.", least=1
+    )
+    max_queued: int = setting(
+        1024, SERVER, "Requests that may wait for a place; more are refused.",
+        "--max-queued-requests", least=1,
+    )  # fmt: skip
+    schedule_policy: str = setting(
+        "fcfs", SERVER, "Which waiting request runs next: the first to come; the one with the "
+        "longest prefix match in any tier; or the one of the highest priority.",
+        choices=POLICIES,
+    )  # fmt: skip
+    schedule_patience: float = setting(
+        5.0, SERVER, "Seconds after which a waiting request goes first under any policy.", least=0
     )
     disable_cuda_graph: bool = setting(
         False, MEMORY, "On CUDA, launch each decoding step anew instead of replaying a graph."

@@ -6,6 +6,7 @@ the requests involved and nothing else; the thread goes on serving.
 
 from __future__ import annotations
 
+import heapq
 import logging
 import queue
 import random
@@ -19,6 +20,8 @@ import msgspec
 from ..schema import Closed, KvkeepError, LoadFailed, PromptTooLong, RequestError
 from .build import OpenStore, build, open_store
 from .config import EngineConfig
+from .errors import DeadlineExceeded, Overloaded
+from .grammar import Grammars
 from .messages import (
     Abort,
     Ask,
@@ -32,16 +35,20 @@ from .messages import (
     Output,
     Reply,
     Request,
+    Sampling,
 )
+from .processors import Processors
 from .request import RequestState
-from .runner import Work
+from .runner import Advance, Work
 from .scheduler import Scheduler
 from .text import Detokenizer
+from .waiting import WaitingLine
 
 log = logging.getLogger(__name__)
 
 _IDLE_SECONDS = 0.05  # longest wait between ticks while no request is known
 _BUSY_SECONDS = 0.005  # ... while transfers are in flight; one that lands ends the wait
+_MESSAGES = 32  # handled before each step
 _PREFILL_TOKENS = 128  # shorter prefills are not representative of prefill speed
 
 
@@ -60,17 +67,27 @@ class Engine:
         ConfigError: the models cannot be loaded, or the settings do not fit them or the memory.
     """
 
+    lost = None  # an engine on a thread lives as long as its process
+
     def __init__(self, config: EngineConfig, store: OpenStore = open_store) -> None:
         parts = build(config, store)
         self.info: ModelInfo = parts.info
         self.tokenizer: Any = parts.tokenizer
         self.cache = parts.cache  # cache and scheduler: engine's thread only
         self.scheduler = Scheduler(
-            parts.cache, config.chunked_prefill_size, config.max_running, parts.lookahead
+            parts.cache,
+            config.chunked_prefill_size,
+            config.max_running,
+            parts.lookahead,
+            WaitingLine(config.schedule_policy, config.schedule_patience),
         )
+        self._max_queued = config.max_queued
+        self._deadlines: list[tuple[float, str]] = []  # a heap: monotonic seconds, request id
         self._target, self._runner = parts.target, parts.runner
-        self._sequences: dict[str, tuple[RequestState, Detokenizer]] = {}
+        # with a detokenizer if the request has stop strings
+        self._sequences: dict[str, tuple[RequestState, Detokenizer | None]] = {}
         self._seeds = random.Random(config.seed)
+        self._grammars = Grammars(parts.tokenizer, parts.info.vocab_size)
         self._inbox: queue.SimpleQueue[Request | None] = queue.SimpleQueue()  # None: just wake up
         self.cache.listen(lambda: self._inbox.put(None))
         self._reply: Callable[[Reply], None] = lambda _: None
@@ -103,11 +120,13 @@ class Engine:
                 raise Closed("the engine was closed")
             self._inbox.put(message)
 
-    def close(self) -> None:
+    def close(self, timeout: float = 30.0) -> None:
         """Stop the thread, fail all requests with :class:`Closed`, and close the cache. Idempotent.
 
-        Closing the cache writes pages that storage does not have yet.
+        Closing the cache writes pages that storage does not have yet, for what is left of
+        ``timeout`` seconds after the step that runs.
         """
+        end = time.monotonic() + timeout
         with self._send_lock:
             self._closing.set()
         if self._thread.is_alive():
@@ -117,7 +136,7 @@ class Engine:
         while not self._inbox.empty():
             if message := self._inbox.get():
                 self._refuse(message.id, closed)
-        self.cache.close()
+        self.cache.close(max(0.0, end - time.monotonic()))
 
     def _run(self) -> None:
         while not self._closing.is_set():
@@ -133,6 +152,7 @@ class Engine:
         Engine's thread only. Waits up to 50 ms for a message if there is nothing to compute.
         """
         self._receive()
+        self._expire()
         self._stepped = False
         self.cache.tick()
         work = self.scheduler.schedule()
@@ -160,7 +180,7 @@ class Engine:
         self._time_prefill(tokens, now - began, any(advance.tokens for advance in advances))
         for one, old, advance in zip(work, before, advances, strict=True):
             try:
-                self._advance(one.seq, old, advance.tokens, now)
+                self._advance(one.seq, old, advance, now)
             except Exception as error:
                 log.exception("request %s failed after its step", one.seq.id)
                 self._fail(one.seq.id, error)
@@ -181,10 +201,10 @@ class Engine:
         if drawn or not tokens:
             self._prefill = 0, 0.0
 
-    def _advance(self, seq: RequestState, old: int, tokens: list[int], now: float) -> None:
-        """Emit and commit what a step did: computed from ``old`` tokens on, sampled ``tokens``."""
-        if tokens:
-            self._emit(seq, tokens, now)
+    def _advance(self, seq: RequestState, old: int, advance: Advance, now: float) -> None:
+        """Emit and commit what a step did; it computed from ``old`` tokens on."""
+        if advance.tokens:
+            self._emit(seq, advance, now)
         self.scheduler.computed(seq, old)
         if seq.lease is not None:
             self.cache.commit(seq.lease, seq.tokens[: seq.computed], seq.snapshots)
@@ -193,19 +213,28 @@ class Engine:
             self._finish(seq)
 
     def _receive(self) -> None:
-        """Handle all queued messages. Wait briefly for one if there is nothing to compute."""
+        """Handle queued messages, some per turn, so that a flood of them holds up no step.
+
+        Waits briefly for one if there is nothing to compute."""
         wait = _IDLE_SECONDS
         if self._stepped:
             wait = 0.0
         elif self._sequences or not self.cache.idle:
             wait = _BUSY_SECONDS
         try:
-            while True:
+            for _ in range(_MESSAGES):
                 if message := self._inbox.get(block=wait > 0, timeout=wait or None):
                     self._handle(message)
                 wait = 0.0
         except queue.Empty:
             return
+
+    def _expire(self) -> None:
+        """Fail requests whose deadline has passed."""
+        while self._deadlines and self._deadlines[0][0] <= time.monotonic():
+            _, name = heapq.heappop(self._deadlines)
+            if name in self._sequences:
+                self._fail(name, DeadlineExceeded("the request's deadline has passed"))
 
     def _handle(self, message: Request) -> None:
         try:
@@ -229,6 +258,8 @@ class Engine:
         room = self.info.context_length - len(request.tokens)
         if request.id in self._sequences:
             raise RequestError(f"request id {request.id!r} is in use")
+        if len(self.scheduler.waiting) >= self._max_queued:
+            raise Overloaded(f"{self._max_queued} requests wait already; try again later")
         if not request.tokens:
             raise RequestError("the prompt is empty; it needs at least one token")
         if not 0 <= request.priority <= 255:
@@ -244,39 +275,66 @@ class Engine:
         fitting = msgspec.structs.replace(sampling, max_tokens=min(sampling.max_tokens, room))
         request = msgspec.structs.replace(request, sampling=fitting)
         seed = self._seeds.getrandbits(63) if sampling.seed is None else sampling.seed
+        for token in (*sampling.logit_bias, *sampling.stop_token_ids):
+            if not 0 <= token < self.info.vocab_size:
+                raise RequestError(f"token ids must be in [0, {self.info.vocab_size}), not {token}")
         seq = RequestState.of(request, seed)
-        detokenizer = Detokenizer(self.tokenizer.backend_tokenizer, sampling.stop)
+        seq.processors = self._processors(sampling, seq)
+        stop, backend = sampling.stop, self.tokenizer.backend_tokenizer
+        detokenizer = Detokenizer(backend, stop) if stop else None
         self.scheduler.add(seq)
         self._sequences[request.id] = seq, detokenizer
+        if request.deadline_seconds is not None:
+            heapq.heappush(
+                self._deadlines, (seq.times.arrived + request.deadline_seconds, request.id)
+            )
 
-    def _emit(self, seq: RequestState, tokens: list[int], now: float) -> None:
+    def _emit(self, seq: RequestState, advance: Advance, now: float) -> None:
         """Reply with new tokens, up to the first stop condition; drop the tokens after it."""
-        detokenizer = self._sequences[seq.id][1]
+        detokenizer, tokens = self._sequences[seq.id][1], advance.tokens
+        opening = not seq.times.first_token and seq.request.prompt_logprobs
         seq.times.first_token = seq.times.first_token or now
         seq.times.last_token = now
         kept = self._until_end_token(seq, tokens)
         shown = kept if seq.finish is None else kept - 1  # a stop token is not part of the text
-        text, stopped = detokenizer.push(tokens[:shown])
+        stopped = detokenizer.push(tokens[:shown])[1] if detokenizer else None
         if stopped is not None:
-            kept, seq.finish = stopped, "stop"
+            kept = shown = stopped
+            seq.finish = "stop"
         seq.cut(len(tokens) - kept)
         if seq.finish is None and seq.to_generate <= 0:
             seq.finish = "length"
-        if seq.finish is not None and stopped is None:
-            text += detokenizer.flush()
-        self._reply(Output(seq.id, tokens[:kept], text))
+        self._reply(
+            Output(
+                seq.id,
+                tokens[:kept],
+                shown,
+                advance.logprobs and advance.logprobs[:kept],
+                seq.prompt_logprobs if opening else None,
+            )
+        )
 
     def _until_end_token(self, seq: RequestState, tokens: list[int]) -> int:
         """Number of ``tokens`` up to the first stop token, inclusive. Sets ``seq.finish``."""
         sampling = seq.request.sampling
-        ends = set(sampling.stop_token_ids)
-        if not sampling.ignore_eos:
-            ends |= self._target.eos_ids
+        ends = self._ends(sampling)
         for count, token in enumerate(tokens, 1):
             if token in ends:
                 seq.finish = "stop"
                 return count
         return len(tokens)
+
+    def _ends(self, sampling: Sampling) -> set[int]:
+        """Tokens that end a request."""
+        ends = set(sampling.stop_token_ids)
+        return ends if sampling.ignore_eos else ends | self._target.eos_ids
+
+    def _processors(self, sampling: Sampling, seq: RequestState) -> Processors | None:
+        """Raises RequestError if the request's grammar cannot be used."""
+        if not sampling.processed:
+            return None
+        matcher = self._grammars.matcher(sampling.grammar) if sampling.grammar else None
+        return Processors(sampling, seq.tokens, self._ends(sampling), matcher)
 
     def _finish(self, seq: RequestState) -> None:
         self._drop(seq.id)

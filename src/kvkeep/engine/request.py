@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..core.lease import Explanation, Lease, Prefetch
-from .messages import Generate, Usage
+from .messages import Generate, TokenLogprobs, Usage
+from .processors import Processors
 
 
 @dataclass(slots=True)
@@ -48,6 +49,8 @@ class RequestState:
     snapshots: list[int] = field(default_factory=list)  # page indices snapshotted since a commit
     lease: Lease | None = None  # while running
     prefetch: Prefetch | None = None  # while waiting
+    processors: Processors | None = None  # of its logits
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)  # from its second token on
     finish: str | None = None  # why it ended: "stop" or "length"
     started: bool = False  # a step has completed under this lease
     most_computed: int = 0  # high-water mark of ``computed``; less than that again is a recompute

@@ -11,7 +11,9 @@ import torch
 from ..models.drafts.interface import Draft
 from ..models.passes import Pools, Run
 from ..models.target.model import Target
+from .messages import TokenLogprobs
 from .request import RequestState
+from .rows import Rows
 from .sampling import Draw, sample
 from .speculation import Chain, Rebuild, Speculator
 from .states import Ran, RunningStates
@@ -37,6 +39,7 @@ class Advance:
 
     tokens: list[int]  # newly accepted; empty if the chunk did not reach the last known token
     proposals: list[int] | None  # the draft's chain; None: the draft proposed nothing
+    logprobs: list[TokenLogprobs] | None  # of ``tokens``; None: not requested
 
 
 class Runner:
@@ -85,29 +88,41 @@ class Runner:
             assert seq.lease is not None
             known = seq.buffer[seq.computed : seq.computed + one.chunk]
             tokens.append(np.concatenate((known, chain or ())).astype(np.int64))
-            keep = 1 + len(chain or ()) if one.draws else 0
-            draws += [Draw(seq.request.sampling, seq.seed, seq.length + i) for i in range(keep)]
+            drawn = 1 + len(chain or ()) if one.draws else 0
+            draws.append(
+                [Draw(seq.request.sampling, seq.seed, seq.length + i) for i in range(drawn)]
+            )
+            keep = len(tokens[-1]) if seq.request.prompt_logprobs else drawn
             runs.append(Run(seq.lease, seq.computed, len(tokens[-1]), keep))
         packed = torch.from_numpy(np.concatenate(tokens)).to(self._target.device)
         logits, features = self._target.forward(packed, runs, self._pools)
         for arrival in (arrival for run in runs for arrival in run.tables.arriving):
             arrival.wait()  # before any sequence changes: if a load failed, the step runs again
-        drawn = iter(sample(logits, draws).tolist())
+        kept = torch.split(logits, [run.keep for run in runs])
+        rows = [
+            Rows.of(one.seq, chain or (), part, len(mine))
+            for one, chain, part, mine in zip(work, proposals, kept, draws, strict=True)
+        ]
+        if any(len(part) > len(mine) for part, mine in zip(kept, draws, strict=True)):
+            logits = torch.cat([one.processed for one in rows])
+        tokens_drawn = iter(sample(logits, [draw for mine in draws for draw in mine]).tolist())
         advances, rebuilds, ran = [], [], []
-        rows = 0
-        for one, chain, run in zip(work, proposals, runs, strict=True):
+        offset = 0
+        for one, chain, run, drawn_from in zip(work, proposals, runs, rows, strict=True):
             seq = one.seq
-            new = _accept(chain or [], drawn) if one.draws else []
-            rebuilds.append(Rebuild(seq, seq.computed, rows, one.draws))
+            new = _accept(chain or [], tokens_drawn) if one.draws else []
+            rebuilds.append(Rebuild(seq, seq.computed, offset, one.draws))
             seq.computed += one.chunk + max(len(new) - 1, 0)
             seq.extend(new)
+            if seq.processors is not None:
+                seq.processors.accept(new)
             if chain is not None:
                 seq.rounds += 1
                 seq.emitted_in_rounds += len(new)
                 if seq.request.report_proposals:
                     seq.proposals.append(chain)
-            advances.append(Advance(new, chain))
-            rows += run.rows
+            advances.append(Advance(new, chain, drawn_from.logprobs(new)))
+            offset += run.rows
             ran.append(Ran(seq, run.start, run.rows))
         self._states.settle(ran)
         if self._speculator is not None:

@@ -1,4 +1,4 @@
-"""From logits to tokens, with noise that depends only on the seed and the position.
+"""From processed logits to tokens, with noise that depends only on the seed and the position.
 
 Each token is drawn by inverting the cumulative distribution at one uniform number, a hash of
 ``(seed, position)``. So a request draws the same tokens if it is preempted and resumed, batched
@@ -39,7 +39,8 @@ def uniform(seed: int, position: int) -> float:
 
 
 def sample(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
-    """Draw one token per row: apply temperature, then top-k, then top-p to what top-k left.
+    """Draw one token per row: apply temperature, then top-k, top-p and min-p, each to what the one
+    before left.
 
     Args:
         logits: ``[rows, vocab]`` float32.
@@ -60,7 +61,8 @@ def sample(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
 
 def _pick(scores: Tensor, draws: Sequence[Draw]) -> Tensor:
     """Draw from all tokens; the cumulative distribution follows their ids."""
-    return _invert(_weights(scores, scores.amax(-1, keepdim=True), draws), draws)[:, 0]
+    weights = _weights(scores, scores.amax(-1, keepdim=True), draws)
+    return _invert(_likely(weights, draws), draws)[:, 0]
 
 
 def _pick_filtered(scores: Tensor, draws: Sequence[Draw]) -> Tensor:
@@ -75,13 +77,20 @@ def _pick_filtered(scores: Tensor, draws: Sequence[Draw]) -> Tensor:
     # Keep the shortest prefix with mass top_p: a token stays if less than top_p precedes it.
     total = weights.cumsum(-1)
     weights.masked_fill_(total - weights >= top_p * total[:, -1:], 0)
-    return order.gather(1, _invert(weights, draws))[:, 0]
+    return order.gather(1, _invert(_likely(weights, draws), draws))[:, 0]
 
 
 def _weights(scores: Tensor, best: Tensor, draws: Sequence[Draw]) -> Tensor:
     """Unnormalised probabilities at each draw's temperature, float64; the best token's is 1."""
     temperature = _column([draw.sampling.temperature for draw in draws], scores)
     return ((scores.double() - best) / temperature).exp_()
+
+
+def _likely(weights: Tensor, draws: Sequence[Draw]) -> Tensor:
+    """Without tokens below min-p; the likeliest token's weight is 1."""
+    if any(draw.sampling.min_p for draw in draws):
+        weights.masked_fill_(weights < _column([d.sampling.min_p for d in draws], weights), 0)
+    return weights
 
 
 def _invert(weights: Tensor, draws: Sequence[Draw]) -> Tensor:

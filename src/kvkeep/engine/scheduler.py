@@ -1,20 +1,22 @@
 """Decides which requests run in the next step, and how many tokens of each.
 
-A request waits for its prefetch, then for room on the device. Before every step the scheduler grows
+A request waits for its prefetch, then for room on the device, in the order of
+:mod:`~kvkeep.engine.waiting`. Before every step the scheduler grows
 the leases of running requests. When the device is full, it preempts the youngest request, which
-gives its slots back and waits at the front of the queue. Its complete pages stay in the cache, so
+gives its slots back and waits at the front of the line. Its complete pages stay in the cache, so
 little is recomputed.
 """
 
 from __future__ import annotations
 
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterator
 
 from ..core.cache import Cache
 from .request import RequestState
 from .runner import Work
+from .waiting import WaitingLine
 
 _FIRST_RATIO, _LEAST_RATIO, _RATIO_DECAY = 0.5, 0.1, 0.98
 
@@ -33,14 +35,16 @@ class Scheduler:
         chunk: prefill tokens per step, over all requests.
         max_running: requests that may hold a lease at once.
         lookahead: positions after the last known token that a decoding step may write.
+        waiting: the empty line of requests without a lease.
     """
 
-    def __init__(self, cache: Cache, chunk: int, max_running: int, lookahead: int) -> None:
-        self._cache = cache
+    def __init__(
+        self, cache: Cache, chunk: int, max_running: int, lookahead: int, waiting: WaitingLine
+    ) -> None:
+        self._cache, self.waiting = cache, waiting
         self._chunk, self._max_running, self._lookahead = chunk, max_running, lookahead
         self._page = cache.schema.page_tokens
         self._new_token_ratio = _FIRST_RATIO
-        self.waiting: deque[RequestState] = deque()  # no lease; first in line first
         self.running: list[RequestState] = []  # hold a lease; oldest lease first
         self.counts: Counter[str] = Counter()
 
@@ -51,8 +55,8 @@ class Scheduler:
 
     def add(self, seq: RequestState) -> None:
         """Queue a request that has arrived, and start its prefetch."""
-        seq.prefetch = self._cache.prefetch(seq.tokens, seq.request.namespace)
-        self.waiting.append(seq)
+        self._prefetch(seq)
+        self.waiting.add(seq)
 
     def remove(self, seq: RequestState) -> None:
         """Remove a finished, failed or aborted request and release what it holds."""
@@ -65,22 +69,44 @@ class Scheduler:
         Empty if there is no request, or if all of them wait for transfers in flight.
         """
         self._admit()
-        work, budget = [], self._chunk
+        for seq in self.running:
+            if not seq.started:
+                self._start_after_hit(seq)
+        work, shares = [], self._shares()
         for seq in list(self.running):
             if seq not in self.running:  # preempted by an older one in this loop
                 continue
-            if not seq.started:
-                self._start_after_hit(seq)
-            known = seq.length - seq.computed
-            chunk = known if seq.decoding else min(known, budget, self._tokens_to_cut(seq))
+            chunk = 1 if seq.decoding else shares.get(seq, 0)
             if chunk and self._grow(seq, chunk):
-                budget -= 0 if seq.decoding else chunk
                 work.append(Work(seq, chunk, seq.to_generate))
         self._new_token_ratio = max(_LEAST_RATIO, self._new_token_ratio * _RATIO_DECAY)
         if work:
             self.counts["steps_total"] += 1
             self.counts["step_sequences_total"] += len(work)
         return work
+
+    def _shares(self) -> dict[RequestState, int]:
+        """Prompt tokens that each request computes in this step.
+
+        Half of them belong to the oldest request, and what others leave; the rest goes to requests
+        with the fewest tokens left, so that a long prompt does not hold up short ones.
+        """
+        left = {
+            seq: min(seq.length - seq.computed, self._tokens_to_cut(seq))
+            for seq in self.running
+            if not seq.decoding
+        }
+        shares: dict[RequestState, int] = {}
+        budget = self._chunk
+        oldest = next(iter(left), None)
+        if oldest is not None and len(left) > 1:
+            shares[oldest] = min(left[oldest], -(-budget // 2))
+            budget -= shares[oldest]
+        for seq in sorted(left, key=lambda seq: (seq is oldest, left[seq])):
+            more = min(left[seq] - shares.get(seq, 0), budget)
+            shares[seq] = shares.get(seq, 0) + more
+            budget -= more
+        return shares
 
     def computed(self, seq: RequestState, before: int) -> None:
         """Account for a completed step that advanced ``seq`` from ``before`` computed tokens."""
@@ -91,15 +117,24 @@ class Scheduler:
         seq.most_computed = max(seq.most_computed, seq.computed)
 
     def _admit(self) -> None:
-        """Grant leases in order of arrival; skip requests whose prefetch is in flight."""
-        for seq in list(self.waiting):
+        """Grant leases in the line's order; skip requests whose prefetch is in flight."""
+        if len(self.running) >= self._max_running:
+            return
+        for seq in self.waiting:
             if len(self.running) >= self._max_running:
                 return
             if seq.prefetch is not None and not self._cache.ready(seq.prefetch):
                 continue
             request, total = seq.request, self._total(seq) if self.running else 0
             lease = self._cache.admit(
-                seq.tokens, request.namespace, self._chunk, seq.prefetch, request.priority, total
+                seq.tokens,
+                request.namespace,
+                self._chunk,
+                seq.prefetch,
+                request.priority,
+                total,
+                reuse=not request.prompt_logprobs,
+                keep=not request.no_store,
             )
             if lease is None:
                 return
@@ -160,14 +195,18 @@ class Scheduler:
 
     def _preempt(self, seq: RequestState) -> None:
         self.running.remove(seq)
-        self.waiting.appendleft(seq)
+        self.waiting.put_back(seq)
         self._release(seq)
-        seq.prefetch = self._cache.prefetch(seq.tokens, seq.request.namespace)
+        self._prefetch(seq)
         seq.preemptions += 1
         seq.computed, seq.hidden, seq.started = 0, None, False
         seq.warm, seq.snapshots = False, []
         self._new_token_ratio = min(1.0, 2 * self._new_token_ratio)
         self.counts["preemptions_total"] += 1
+
+    def _prefetch(self, seq: RequestState) -> None:
+        if not seq.request.prompt_logprobs:
+            seq.prefetch = self._cache.prefetch(seq.tokens, seq.request.namespace)
 
     def _release(self, seq: RequestState) -> None:
         if seq.prefetch is not None:

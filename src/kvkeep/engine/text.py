@@ -1,4 +1,8 @@
-"""Incremental detokenization and stop strings."""
+"""Incremental detokenization and stop strings.
+
+The front end makes text of tokens. The engine decodes only requests with stop strings, to find the
+token that completes one. Both push the same pieces of tokens, so both find the same end.
+"""
 
 from __future__ import annotations
 

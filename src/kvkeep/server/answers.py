@@ -12,14 +12,16 @@ from typing import Any
 
 import msgspec
 
-from ..engine.messages import Finished, Output, Usage
+from ..engine.client import Piece
+from ..engine.messages import Finished, TokenLogprobs, Usage
 from ..schema import KvkeepError
 from .errors import describe
+from .logprobs import Found, Spell, of_chat, of_completion
 from .protocol import StreamOptions
 
 logger = logging.getLogger(__name__)
 
-Replies = AsyncGenerator[Output | Finished, None]
+Replies = AsyncGenerator[Piece | Finished, None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,7 @@ class Shape:
     whole: Callable[[str], dict[str, Any]]  # text -> fields of a whole choice
     delta: Callable[[str], dict[str, Any]]  # new text -> fields of a streamed choice
     opening: dict[str, Any]  # fields of a choice's first streamed event; empty: no such event
+    logprobs: Callable[[Spell, Sequence[int], Found, int], dict[str, Any]]  # fields of a choice
 
 
 COMPLETION = Shape(
@@ -41,6 +44,7 @@ COMPLETION = Shape(
     whole=lambda text: {"text": text},
     delta=lambda text: {"text": text},
     opening={},
+    logprobs=of_completion,
 )
 CHAT = Shape(
     prefix="chatcmpl",
@@ -49,6 +53,7 @@ CHAT = Shape(
     whole=lambda text: {"message": {"role": "assistant", "content": text, "refusal": None}},
     delta=lambda text: {"delta": {"content": text} if text else {}},
     opening={"delta": {"role": "assistant", "content": ""}},
+    logprobs=of_chat,
 )
 
 
@@ -60,6 +65,8 @@ class Choice:
     completion_tokens: int = 0
     texts: list[str] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    reported: int = 0  # characters of tokens whose log-probabilities were streamed
     finished: Finished | None = None
 
     def usage(self, options: StreamOptions) -> dict[str, Any]:
@@ -71,10 +78,22 @@ class Choice:
 
 
 class Answer:
-    """The response to one HTTP request: one choice per prompt, in the order of the prompts."""
+    """The response to one HTTP request: ``n`` choices per prompt, in the order of the prompts.
 
-    def __init__(self, shape: Shape, model: str, prompts: Sequence[Sequence[int]]) -> None:
-        self._shape = shape
+    Args:
+        spell: the text of one token alone.
+        n: ``prompts`` has each prompt so many times.
+    """
+
+    def __init__(
+        self,
+        shape: Shape,
+        model: str,
+        prompts: Sequence[Sequence[int]],
+        spell: Spell = chr,
+        n: int = 1,
+    ) -> None:
+        self._shape, self._spell, self._n = shape, spell, n
         self.id = f"{shape.prefix}-{uuid.uuid4().hex}"
         self._head = {
             "id": self.id,
@@ -96,10 +115,14 @@ class Answer:
                 else:
                     choice.texts.append(reply.text)
                     choice.tokens += reply.tokens
+                    choice.logprobs += reply.logprobs or []
         choices = []
         for index, choice in enumerate(self._choices.values()):
             text, tokens = "".join(choice.texts), choice.tokens
-            choices.append(_choice(index, self._shape.whole(text), tokens, choice.finished))
+            logprobs = self._logprobs(choice, tokens, choice.logprobs)
+            choices.append(
+                _choice(index, self._shape.whole(text), tokens, choice.finished, logprobs)
+            )
         reports = [_report(usage) for usage in self._usages()]
         body = {
             "object": self._shape.name,
@@ -129,7 +152,9 @@ class Answer:
                         yield self._event([last], **choice.usage(options), kvkeep=report)
                     elif reply.text or reply.tokens:
                         choice.completion_tokens += len(reply.tokens)
-                        piece = _choice(index, self._shape.delta(reply.text), reply.tokens)
+                        logprobs = self._logprobs(choice, reply.tokens, reply.logprobs or ())
+                        delta = self._shape.delta(reply.text)
+                        piece = _choice(index, delta, reply.tokens, logprobs=logprobs)
                         yield self._event([piece], **choice.usage(options))
             if options.include_usage:
                 yield self._event([], usage=self._usage())
@@ -142,15 +167,23 @@ class Answer:
     def _event(self, choices: list[dict[str, Any]], **fields: Any) -> bytes:
         return _data({"object": self._shape.chunk, **self._head, "choices": choices, **fields})
 
+    def _logprobs(self, choice: Choice, tokens: list[int], found: Found) -> dict[str, Any] | None:
+        """The ``logprobs`` of a choice, or of a streamed part of it; None: not wanted."""
+        if not found:
+            return None
+        start, spelt = choice.reported, map(self._spell, tokens)
+        choice.reported += sum(map(len, spelt))
+        return self._shape.logprobs(self._spell, tokens, found, start)
+
     def _usages(self) -> list[Usage]:
         return [choice.finished.usage for choice in self._choices.values() if choice.finished]
 
     def _usage(self) -> dict[str, Any]:
-        """OpenAI's ``usage`` object, summed over all choices."""
+        """OpenAI's ``usage`` object, summed over all choices; each prompt counts once."""
         usages = self._usages()
-        prompt = sum(usage.prompt_tokens for usage in usages)
+        prompt = sum(usage.prompt_tokens for usage in usages[:: self._n])
         completion = sum(usage.completion_tokens for usage in usages)
-        cached = sum(sum(usage.cached_tokens.values()) for usage in usages)
+        cached = sum(sum(usage.cached_tokens.values()) for usage in usages[:: self._n])
         return {
             "prompt_tokens": prompt,
             "completion_tokens": completion,
@@ -160,10 +193,14 @@ class Answer:
 
 
 def _choice(
-    index: int, content: dict[str, Any], tokens: list[int], finished: Finished | None = None
+    index: int,
+    content: dict[str, Any],
+    tokens: list[int],
+    finished: Finished | None = None,
+    logprobs: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     reason = finished.reason if finished else None
-    return {"index": index, **content, "logprobs": None, "finish_reason": reason} | {
+    return {"index": index, **content, "logprobs": logprobs, "finish_reason": reason} | {
         "token_ids": tokens  # beside the text: re-encoding it may give other tokens
     }
 

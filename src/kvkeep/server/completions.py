@@ -20,6 +20,8 @@ def routes(service: Service) -> APIRouter:
         """Continue one or more prompts, given as text or as token ids."""
         service.check(body)
         prompts = await while_connected(request, service.encoder.prompts(body.prompt))
-        return await service.answer(request, body, COMPLETION, prompts, DEFAULT_MAX_TOKENS)
+        return await service.answer(
+            request, body, COMPLETION, prompts, DEFAULT_MAX_TOKENS, body.echo
+        )
 
     return router

@@ -76,6 +76,10 @@ class ServerConfig:
     enable_cache_report: bool = setting(
         False, SERVER, "As in SGLang. Answers always report cached tokens."
     )
+    shutdown_grace_seconds: float = setting(
+        30.0, SERVER, "From SIGTERM to the end. Running requests have three quarters of it to "
+        "finish, then storage gets what it lacks.", least=0,
+    )  # fmt: skip
 
     enable_metrics: bool = setting(False, SERVER, "As in SGLang. /metrics is always there.")
     enable_hierarchical_cache: bool = setting(

@@ -12,6 +12,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
+from ..engine.errors import DeadlineExceeded, Overloaded
 from ..schema import Closed, KvkeepError, ModelNotFound, PromptTooLong, RequestError
 from .protocol import REFUSED, ChatRequest, CompletionRequest
 
@@ -32,6 +33,10 @@ def describe(error: Exception) -> tuple[int, dict[str, Any]]:
             return 400, _body(message, param="prompt", code="context_length_exceeded")
         case RequestError():
             return 400, _body(message, param=first if first in _FIELDS else None)
+        case Overloaded():
+            return 429, _body(message, kind="rate_limit_error", code="overloaded")
+        case DeadlineExceeded():
+            return 504, _body(message, kind="timeout_error", code="deadline_exceeded")
         case Closed():
             return 503, _body(message or "the engine is closed", kind="server_error")
         case KvkeepError():
@@ -48,7 +53,8 @@ def install(app: FastAPI) -> None:
     async def failed(request: Request, error: Exception) -> Response:
         status, body = describe(error)
         # middleware, which adds this header to others, does not see the response to an Exception
-        return _json(status, body, {ID_HEADER: request.scope["state"]["request_id"]})
+        headers = {ID_HEADER: request.scope["state"]["request_id"]}
+        return _json(status, body, headers | ({"Retry-After": "1"} if status == 429 else {}))
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Response:

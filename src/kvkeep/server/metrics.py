@@ -13,7 +13,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 from starlette.routing import BaseRoute
 
-from ..engine.messages import Finished, Output
+from ..engine.client import Piece
+from ..engine.messages import Finished
 from .figures import HELP, ZEROS
 
 PREFIX = "kvkeep"
@@ -70,8 +71,8 @@ class Metrics:
         )
 
     async def watch(
-        self, endpoint: str, replies: AsyncGenerator[Output | Finished, None]
-    ) -> AsyncGenerator[Output | Finished, None]:
+        self, endpoint: str, replies: AsyncGenerator[Piece | Finished, None]
+    ) -> AsyncGenerator[Piece | Finished, None]:
         """Yield ``replies`` unchanged while counting and timing them."""
         begin = time.perf_counter()
         first: dict[str, float] = {}

@@ -9,7 +9,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from ..engine.messages import Sampling
+from ..engine.messages import Grammar, Sampling
+from ..schema import RequestError
 from .defaults import SAMPLED
 from .limits import MOST_LEVELS, MOST_MESSAGES, MOST_NAME, MOST_STOP, is_deeper
 
@@ -41,7 +42,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "early_stopping": (False,),
     "ebnf": (),
     "echo": (False,),
-    "frequency_penalty": (0, 0.0),
     "function_call": ("none", "auto"),
     "functions": ([],),
     "guided_choice": (),
@@ -51,24 +51,14 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "include_stop_str_in_output": (False,),
     "input_embeds": (),
     "input_ids": (),
-    "json_schema": (),
     "length_penalty": (1, 1.0),
-    "logit_bias": ({},),
     "logits_processors": ([],),
-    "logprobs": (False,),
     "lora_path": ([],),
-    "min_p": (0, 0.0),
-    "min_tokens": (0,),
     "modalities": (["text"],),
-    "n": (1,),
     "no_stop_trim": (False,),
     "parallel_tool_calls": (True, False),
-    "presence_penalty": (0, 0.0),
     "prompt_embeds": (),
     "prompt_logprobs": (),
-    "regex": (),
-    "repetition_penalty": (1, 1.0),
-    "response_format": ({"type": "text"},),
     "return_flat_raw_output_top_logprobs": (False,),
     "return_hidden_states": (False,),
     "return_input_ids_in_sglext": (False,),
@@ -172,9 +162,33 @@ class StreamOptions(Strict):
     include_obfuscation: bool = False  # ignored: kvkeep never sends padding
 
 
+class JsonSchema(Tolerant):
+    """The ``json_schema`` of OpenAI's ``response_format``. Every schema is followed strictly."""
+
+    name: str = ""
+    definition: dict[str, Any] | bool = Field(default=True, alias="schema")
+
+
+class ResponseFormat(Strict):
+    """OpenAI's ``response_format``."""
+
+    type: Literal["text", "json_object", "json_schema"] = "text"
+    json_schema: JsonSchema | None = None
+
+    @property
+    def schema_text(self) -> str | None:
+        """The schema that the whole answer must match, as JSON; None: any text."""
+        if self.type == "json_schema" and self.json_schema is None:
+            raise RequestError("response_format needs json_schema")
+        if self.type == "json_object":
+            return '{"type": "object"}'
+        return json.dumps(self.json_schema.definition) if self.json_schema else None
+
+
 class KvkeepOptions(Strict):
     """The ``kvkeep`` object of a request."""
 
+    deadline_seconds: float | None = Field(default=None, ge=0)  # from arrival; then it fails
     speculate: bool = True  # False: decode this request without the draft model
     report_proposals: bool = False  # return all draft proposals
 
@@ -188,16 +202,29 @@ class GenerationRequest(Tolerant):
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = -1
+    min_p: float = 0.0
+    n: int = Field(default=1, ge=1, le=128)  # choices per prompt
     seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)
     max_tokens: int | None = None
     max_completion_tokens: int | None = None  # OpenAI's newer name for max_tokens; wins over it
     stop: str | Annotated[list[str], Field(max_length=MOST_STOP)] = []
     stop_token_ids: Annotated[Tokens, Field(max_length=MOST_STOP)] = []
     ignore_eos: bool = False
+    min_tokens: int = 0
+    repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    logit_bias: dict[str, float] = {}  # keys are token ids
+    response_format: ResponseFormat = ResponseFormat()
+    json_schema: str | dict[str, Any] | None = None  # SGLang's, as response_format's
+    regex: str | None = None  # that the whole answer must match
     rid: Name | list[Name] = []  # names by which the request can be aborted
     cache_salt: Name = ""  # requests share prefixes only if their cache_salt is equal ...
     extra_key: Name = ""  # ... and their extra_key, too
-    priority: int = Field(default=0, ge=0, le=255)  # eviction order "priority": lowest goes first
+    no_store: bool = False  # True: forget what this request computes when it ends
+    priority: int = Field(
+        default=0, ge=0, le=255
+    )  # under "priority": scheduled first, kept longest
     kvkeep: KvkeepOptions = KvkeepOptions()
 
     @property
@@ -222,20 +249,52 @@ class GenerationRequest(Tolerant):
         both = self.max_completion_tokens, self.max_tokens
         return next((limit for limit in both if limit is not None), None)
 
-    def sampling(self, max_tokens: int, defaults: Mapping[str, Any]) -> Sampling:
-        """The request's sampling parameters; ``defaults`` are for those that it does not name.
+    @property
+    def wanted_logprobs(self) -> int | None:
+        """How many likeliest tokens to report in each place; None: no log-probabilities."""
+        return None
+
+    @property
+    def grammar(self) -> Grammar | None:
+        """What the whole answer must match.
+
+        Raises:
+            RequestError: several fields say it.
+        """
+        schema = self.json_schema
+        schemas = [
+            self.response_format.schema_text,
+            schema if isinstance(schema, str | None) else json.dumps(schema),
+        ]
+        given = [Grammar("json_schema", text) for text in schemas if text is not None]
+        given += [Grammar("regex", self.regex)] if self.regex is not None else []
+        if len(given) > 1:
+            raise RequestError("response_format, json_schema and regex exclude each other")
+        return given[0] if given else None
+
+    def sampling(self, max_tokens: int, defaults: Mapping[str, Any], choice: int = 0) -> Sampling:
+        """The sampling parameters of a prompt's choice number ``choice``; ``defaults`` are for
+        those that the request does not name.
 
         Raises:
             RequestError: a value is out of range.
         """
+        if not all(token.isdecimal() for token in self.logit_bias):
+            raise RequestError("logit_bias must have token ids as keys")
         names = self.model_fields_set & set(SAMPLED)
         return Sampling(
             **{**defaults, **{name: getattr(self, name) for name in names}},
-            seed=self.seed,
+            seed=self.seed if self.seed is None else self.seed + choice,
             max_tokens=max_tokens,
             stop=self.stops,
             stop_token_ids=tuple(self.stop_token_ids),
             ignore_eos=self.ignore_eos,
+            min_tokens=self.min_tokens,
+            frequency_penalty=self.frequency_penalty,
+            presence_penalty=self.presence_penalty,
+            logit_bias={int(token): bias for token, bias in self.logit_bias.items()},
+            grammar=self.grammar,
+            logprobs=self.wanted_logprobs,
         )
 
 
@@ -243,6 +302,12 @@ class CompletionRequest(GenerationRequest):
     """Body of ``POST /v1/completions``."""
 
     prompt: Prompt
+    echo: bool = False  # begin the answer with the prompt
+    logprobs: int | Literal[False] | None = None
+
+    @property
+    def wanted_logprobs(self) -> int | None:
+        return None if self.logprobs is False else self.logprobs
 
 
 class TextPart(Strict):
@@ -276,8 +341,16 @@ class ChatRequest(GenerationRequest):
     """Body of ``POST /v1/chat/completions``."""
 
     messages: Messages
+    logprobs: bool = False
+    top_logprobs: int = 0
     chat_template_kwargs: dict[str, Any] = {}  # further variables of the chat template
     reasoning_effort: str | None = None  # one more of them, under this name
+
+    @property
+    def wanted_logprobs(self) -> int | None:
+        if self.top_logprobs and not self.logprobs:
+            raise RequestError("top_logprobs needs logprobs to be true")
+        return self.top_logprobs if self.logprobs else None
 
     @property
     def variables(self) -> dict[str, Any]:

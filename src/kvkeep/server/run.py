@@ -2,40 +2,48 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
-import gc
 import signal
 import socket
 import sys
+import time
 from pathlib import Path
+from types import FrameType
 from typing import Any, Protocol
 
 import uvicorn
 
 from ..engine.client import EngineClient, EngineLink
-from ..schema import ConfigError
+from ..engine.link import RemoteEngine
+from ..schema import ConfigError, KvkeepError
 from .access import configure_logging
 from .app import create_app
 from .config import ServerConfig
 from .defaults import chat_template
 from .limits import HEADERS
-from .tokens import Tokenizer
 
-GRACE_SECONDS = 30
-"""How long running requests may take to finish once the server was told to stop."""
+REQUESTS_SHARE = 0.75
+"""The part of the grace in which running requests may finish; storage has the rest."""
+
+_FLUSH_SECONDS = 0.5  # after it, clients that do not read their answers are cut off
 
 
 class ServedEngine(EngineLink, Protocol):
     """What a server needs of the engine that it starts and ends."""
 
     @property
-    def tokenizer(self) -> Tokenizer: ...
+    def lost(self) -> KvkeepError | None:
+        """Why the engine is gone for good; None: it is not."""
 
     def start(self) -> None: ...
 
-    def close(self) -> None:
-        """Fail what still runs, write what storage has not got yet, and end the thread."""
+    def close(self, timeout: float) -> None:
+        """Fail what still runs and write what storage lacks, within ``timeout`` seconds.
+
+        May be called again after a signal handler interrupted it.
+        """
 
 
 def serve(config: ServerConfig) -> None:
@@ -43,6 +51,7 @@ def serve(config: ServerConfig) -> None:
 
     Raises:
         ConfigError: the port is taken, a model directory is none, or a model is not supported.
+        EngineDied: the engine's process died too often.
     """
     model, draft = config.engine.model, config.engine.draft
     for directory in (model, draft):
@@ -51,45 +60,56 @@ def serve(config: ServerConfig) -> None:
                 f"{directory} is no model directory: it should hold a config.json, "
                 "weights in safetensors and a tokenizer.json"
             )
+    configure_logging(config.log_level)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     if config.api.chat_template:
         chat_template(config.api.chat_template)  # before anything that takes long
     with bind(config.host, config.port) as listener:  # before anything that takes long
         say(f"loading {_names(model, draft)}")
-        from ..engine.core import Engine
+        grace = config.shutdown_grace_seconds
+        engine = RemoteEngine(config.engine, lambda: _tokenizer(model), grace)
+        run(engine, listener, config.log_level, grace, config)
 
-        engine = Engine(config.engine)
-        gc.collect()
-        gc.freeze()  # so that no collection in the midst of a hit scans all that was loaded
-        try:
-            run(engine, listener, config.log_level, config=config)
-        finally:
-            gc.unfreeze()  # Python collects at exit; what it skips, Triton's library calls leaked
+
+def _tokenizer(model: Path) -> Any:
+    from ..models.target.hf import load_tokenizer  # takes seconds, in which the engine loads
+
+    return load_tokenizer(model)
 
 
 def run(
     engine: ServedEngine,
     listener: socket.socket,
     log_level: str,
-    grace: int = GRACE_SECONDS,
+    grace: float,
     config: ServerConfig | None = None,
 ) -> None:
-    """Serve ``engine`` on ``listener`` until SIGINT or SIGTERM, then close it."""
-    configure_logging(log_level)
-    # uvicorn ends gracefully on both, then raises what it got once more.
+    """Serve ``engine`` on ``listener`` until SIGINT or SIGTERM, then close it.
+
+    After the signal, new requests are refused. Running ones have ``REQUESTS_SHARE`` of ``grace``
+    seconds to finish, then they fail; storage has what is left. A second signal ends at once.
+
+    Raises:
+        EngineDied: the engine is lost.
+    """
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    left = grace
     try:
-        app = create_app(EngineClient(engine), engine.tokenizer, config)
+        client = EngineClient(engine)
+        app = create_app(client, engine.tokenizer, config)
         engine.start()
-        options: dict[str, Any] = {
-            "timeout_graceful_shutdown": grace,
-            "access_log": False,
-            **HEADERS,
-        }
-        with contextlib.suppress(KeyboardInterrupt):
-            _Server(uvicorn.Config(app, log_level=log_level, **options), engine).run([listener])
+        options: dict[str, Any] = {"access_log": False, **HEADERS}
+        server = _Server(uvicorn.Config(app, log_level=log_level, **options), engine, client, grace)
+        server.run([listener])
+        left = server.left
     finally:
         say("stopping: what storage has not got yet is written")
-        engine.close()
+        try:
+            engine.close(left)
+        except KeyboardInterrupt:  # a second signal
+            engine.close(0.0)
+    if engine.lost:
+        raise engine.lost
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -115,11 +135,52 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 class _Server(uvicorn.Server):
-    """Says so when it is ready."""
+    """Says so when it is ready; ends as :func:`run` says."""
 
-    def __init__(self, config: uvicorn.Config, engine: EngineLink) -> None:
+    def __init__(
+        self, config: uvicorn.Config, engine: ServedEngine, client: EngineClient, grace: float
+    ) -> None:
         super().__init__(config)
-        self._engine = engine
+        self._engine, self._client = engine, client
+        self._grace = grace
+        self._end: float | None = None  # monotonic time; None: nobody wants an end
+
+    @property
+    def left(self) -> float:
+        """Seconds until everything should have ended."""
+        return self._grace if self._end is None else max(0.0, self._end - time.monotonic())
+
+    @property
+    def _patience(self) -> float:
+        """Seconds that running requests still have."""
+        return self.left - (1 - REQUESTS_SHARE) * self._grace
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """The first signal begins the grace, the second one ends it."""
+        self._end = time.monotonic() + (self._grace if self._end is None else 0.0)
+        self._client.drain()
+
+    async def on_tick(self, counter: int) -> bool:
+        drained = self._client.draining and not (self._client.busy and self._patience > 0)
+        if drained or self._engine.lost:
+            self._client.cut_off()
+            self.should_exit = True
+        return await super().on_tick(counter)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        hanging_up = asyncio.create_task(self._hang_up())
+        await super().shutdown(sockets)
+        hanging_up.cancel()
+
+    async def _hang_up(self) -> None:
+        """Cut off clients that have not read their answers when the time of requests is over."""
+        while self._patience > 0 and not self._engine.lost:
+            await asyncio.sleep(0.1)
+        await asyncio.sleep(_FLUSH_SECONDS)
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
+        await asyncio.sleep(_FLUSH_SECONDS)
+        self.force_exit = True  # a request that does not notice must not hold up the end
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)

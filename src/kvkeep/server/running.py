@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..engine.client import EngineClient
+from ..engine.errors import Aborted
 from ..engine.messages import Finished, Generate, Usage
-from ..schema import Aborted
 from .answers import Replies
 
 

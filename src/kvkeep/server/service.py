@@ -10,17 +10,18 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import msgspec
 from fastapi import Request, Response
 from starlette.requests import ClientDisconnect
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from ..engine.client import EngineClient
-from ..engine.messages import Finished, Generate, Output
+from ..engine.client import EngineClient, Piece
+from ..engine.messages import Finished, Generate, TokenLogprobs
 from ..schema import ModelNotFound, PromptTooLong
 from .answers import Answer, Replies, Shape
 from .config import ApiConfig
-from .limits import check_stop
+from .limits import check_count, check_stop
 from .metrics import Metrics
 from .prompts import Encoder
 from .protocol import GenerationRequest
@@ -64,38 +65,49 @@ class Service:
         shape: Shape,
         prompts: list[list[int]],
         default_limit: int | None = None,
+        echo: bool = False,
     ) -> Response:
         """Generate from ``prompts`` and respond, whole or streamed as ``body`` asks.
 
         Args:
             prompts: token ids of each prompt.
             default_limit: maximum of new tokens if ``body`` sets none; None: up to the context.
+            echo: begin each answer with its prompt.
 
         Raises:
             PromptTooLong: a prompt and its new tokens exceed the context.
             RequestError: a sampling parameter is out of range.
             ClientDisconnect: the client disconnected; its requests were aborted.
         """
-        answer = Answer(shape, self.client.info.name, prompts)
+        check_count(prompts * body.n, self.api.max_prompts)
+        prompts = [tokens for tokens in prompts for _ in range(body.n)]
+        answer = Answer(shape, self.client.info.name, prompts, self.encoder.texts.spell, body.n)
         generates = [
             Generate(
                 id=name,
                 tokens=tokens,
                 sampling=body.sampling(
-                    self._limit(body, len(tokens), default_limit), self.defaults
+                    self._limit(body, len(tokens), default_limit),
+                    self.defaults,
+                    index % body.n,
                 ),
                 namespace=body.namespace,
                 priority=body.priority,
+                deadline_seconds=body.kvkeep.deadline_seconds,
+                prompt_logprobs=echo and body.wanted_logprobs is not None,
+                no_store=body.no_store,
                 speculate=body.kvkeep.speculate,
                 report_proposals=body.kvkeep.report_proposals,
             )
-            for name, tokens in zip(answer.ids, prompts, strict=True)
+            for index, (name, tokens) in enumerate(zip(answer.ids, prompts, strict=True))
         ]
         endpoint = request.url.path
         names = [answer.id, request.state.request_id, *body.rids]
         replies = self.client.generate(*generates)
         replies = self.running.track(names, generates, replies)
         replies = self.metrics.watch(endpoint, replies)
+        if echo:
+            replies = self._echoed(generates, replies)
         headers = _ignored(body.unknown)
         if not body.stream:
             whole = await while_connected(request, answer.whole(replies))
@@ -107,6 +119,25 @@ class Service:
             media_type="text/event-stream",
             headers={"Cache-Control": "no-cache"} | headers,
         )
+
+    async def _echoed(self, generates: list[Generate], replies: Replies) -> Replies:
+        """``replies``, the first to each request after its prompt."""
+        prompts = {one.id: one.tokens for one in generates}
+        async with aclosing(replies):
+            async for reply in replies:
+                if isinstance(reply, Piece) and (prompt := prompts.pop(reply.id, None)):
+                    found = reply.logprobs
+                    if found is not None:
+                        first = TokenLogprobs(None, [])
+                        found = [first, *(reply.prompt_logprobs or ()), *found]
+                    yield msgspec.structs.replace(
+                        reply,
+                        tokens=prompt + reply.tokens,
+                        text=self.encoder.texts.decode(prompt, skip_special=True) + reply.text,
+                        logprobs=found,
+                    )
+                else:
+                    yield reply
 
     def _limit(self, body: GenerationRequest, prompt: int, default: int | None) -> int:
         """Maximum number of new tokens for a prompt of ``prompt`` tokens."""
@@ -170,11 +201,11 @@ async def _disconnected(request: Request) -> None:
         pass
 
 
-async def _next(replies: Replies) -> Output | Finished:
+async def _next(replies: Replies) -> Piece | Finished:
     return await anext(replies)
 
 
-async def _after(first: Output | Finished, replies: Replies) -> Replies:
+async def _after(first: Piece | Finished, replies: Replies) -> Replies:
     """``first``, then the rest of ``replies``."""
     async with aclosing(replies):
         yield first

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
 from typing import Any, Protocol, TypeVar
 
 from ..schema import PromptTooLong, RequestError
@@ -47,6 +48,7 @@ class Texts:
         self._context = context_length
         longest = max(map(len, self._backend.get_vocab()), default=1)
         self._most = context_length * longest
+        self.spell: Callable[[int], str] = lru_cache(1 << 16)(lambda token: self.decode([token]))
         self._short = ThreadPoolExecutor(2, "encode")
         self._long = ThreadPoolExecutor(1, "encode-long")
 

@@ -27,6 +27,11 @@ class Mutant:
     killer: str
     slow: bool = False  # to be found; left out by default
 
+    @property
+    def module(self) -> str:
+        """The killer's test module."""
+        return self.killer.partition(":")[0]
+
 
 def every_mutant() -> list[Mutant]:
     """The lists of all modules here, in the order of the modules' names."""

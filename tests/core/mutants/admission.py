@@ -143,8 +143,8 @@ MUTANTS = [
         "windows slide in grow",
         "a rejected draft does not find its window again",
         "core/admission.py",
-        "            self._extend(lease, more)\n            return True\n",
-        "            self._extend(lease, more)\n"
+        "            self._slots.extend(lease, more)\n            return True\n",
+        "            self._slots.extend(lease, more)\n"
         "            for g, group in enumerate(self._groups):\n"
         "                if group.tail is not None:\n"
         "                    start = min(lease.pages, group.needed(pages).start)\n"
@@ -155,9 +155,9 @@ MUTANTS = [
     Mutant(
         "snapshots get no room while other pages are idle",
         "a prompt's end has no snapshot, and the next turn computes all of it again",
-        "core/admission.py",
-        "            self._backup.make_room(wishes)\n",
-        "            pass\n",
+        "core/slots.py",
+        "        self._backup.make_room(snapshots)\n",
+        "",
         killer="test_cache.py: idle_snapshot",
     ),
     Mutant(
@@ -175,5 +175,37 @@ MUTANTS = [
         "            if prefetch:\n                self._prefetcher.close(prefetch)\n",
         "",
         killer="test_cache.py: share_a_part",
+    ),
+    Mutant(
+        "a request that wants every token's logits hits all the same",
+        "log-probabilities of its prompt are missing",
+        "core/admission.py",
+        " if reuse else NO_IDS",
+        "",
+        killer="test_input.py: hit_nothing",
+    ),
+    Mutant(
+        "what shall not be stored is stored",
+        "others see that somebody sent this prompt",
+        "core/admission.py",
+        "        lease.detached = not keep\n",
+        "",
+        killer="test_input.py: leave_nothing",
+    ),
+    Mutant(
+        "an admission that breaks keeps its hit",
+        "its request is refused for the same page again and again",
+        "core/admission.py",
+        "        with self._audit.guard(lease=lease):\n            self._table.hold(",
+        "        with self._audit.guard():\n            self._table.hold(",
+        killer="test_cache.py: costs_its_hit",
+    ),
+    Mutant(
+        "a lease that is interrupted as it is granted is kept",
+        "its caller never got it, so nobody releases it",
+        "core/admission.py",
+        "        with self._audit.guard(lease=lease):\n            self._table.hold(",
+        "        with self._audit.guard(lease.path):\n            self._table.hold(",
+        killer="test_review.py: granted_but_not_returned",
     ),
 ]

@@ -33,7 +33,7 @@ MUTANTS = [
         "more is committed than there are slots for",
         "pages are findable that nobody computed",
         "core/cache.py",
-        "        if self._pages(len(run)) > lease.capacity:\n",
+        "        if len(run) > lease.capacity * size:\n",
         "        if False:\n",
         killer="test_input.py: no_slots",
     ),
@@ -208,5 +208,22 @@ MUTANTS = [
         "        self.tick()  # what has failed is in line again before storage is tried again\n",
         "",
         killer="test_policies.py: tried_twice",
+    ),
+    Mutant(
+        "what breaks as one job lands costs the others",
+        "jobs that came back with it are forgotten until the next tick, and its pages stay",
+        "core/cache.py",
+        "                with self._audit.guard(*job.touched()):\n"
+        "                    job.finish()\n",
+        "                job.finish()\n",
+        killer="test_cache.py: no_other_job",
+    ),
+    Mutant(
+        "a job that breaks keeps its pages",
+        "they are served, and break what comes next in the same way",
+        "core/cache.py",
+        "                with self._audit.guard(*job.touched()):\n",
+        "                with self._audit.guard():\n",
+        killer="test_cache.py: no_other_job",
     ),
 ]

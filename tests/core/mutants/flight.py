@@ -107,8 +107,8 @@ MUTANTS = [
         "every route counts as any other",
         "loads under way keep what they load from being written",
         "core/flight.py",
-        "for t in self.transfers.tickets if t.route is route)",
-        "for t in self.transfers.tickets)",
+        "for ticket in self.transfers.on(route))",
+        "for ticket in self.transfers.tickets)",
         killer="test_policies.py: though_it_is_being_loaded",
     ),
 ]

@@ -4,6 +4,23 @@ from __future__ import annotations
 
 from . import Mutant
 
+_USERS = """        users = self._table.kept[group]
+        before = users[pages]
+        self._used[group] += len(pages) - int(np.count_nonzero(before))
+        users[pages] = before + 1
+
+    def give_back(self, group: int, pages: Ids) -> None:
+        \"\"\"Count one prefetch less that keeps these.\"\"\"
+        users = self._table.kept[group]
+        after = users[pages] - 1
+        self._used[group] -= len(pages) - int(np.count_nonzero(after))
+        users[pages] = after
+
+    def loose(self, group: int, pages: Ids) -> int:
+        \"\"\"How many of these pages no prefetch keeps.\"\"\"
+        return len(pages) - int(np.count_nonzero(self._table.kept[group][pages]))
+"""
+
 MUTANTS = [
     Mutant(
         "prefetches may keep all of the host",
@@ -41,16 +58,16 @@ MUTANTS = [
         "what others keep would count again",
         "a request waits for room that it does not need",
         "core/host_share.py",
-        "        return len(pages) - int(np.count_nonzero(self._column(group)[pages]))\n",
+        "        return len(pages) - int(np.count_nonzero(self._table.kept[group][pages]))\n",
         "        return len(pages)\n",
         killer="test_host_share.py: counts_once",
     ),
     Mutant(
         "a page table that grows forgets who keeps what",
         "what is given back was never kept, and the share is counted wrongly from then on",
-        "core/host_share.py",
-        "            self._users = np.pad(self._users, ((0, 0), (0, more)))\n",
-        "            self._users = np.zeros((len(self._most), self._table.rows), dtype=np.int32)\n",
+        "core/pages.py",
+        "        self.slot[..., old:] = NO_SLOT\n",
+        "        self.slot[..., old:] = NO_SLOT\n        self.kept[:] = 0\n",
         killer="test_host_share.py: grows",
     ),
     Mutant(
@@ -65,8 +82,8 @@ MUTANTS = [
         "groups have one share between them",
         "a group that is small lets in more than fits, and one that is large waits",
         "core/host_share.py",
-        "        users: NDArray[np.int32] = self._users[group]\n",
-        "        users: NDArray[np.int32] = self._users[0]\n",
+        _USERS,
+        _USERS.replace("kept[group]", "kept[0]"),
         killer="test_host_share.py: groups",
     ),
 ]

@@ -94,4 +94,12 @@ MUTANTS = [
         "            self._land(ticket, flags)\n            speed.observe(ticket.left, seconds)",
         killer="test_transfer.py: not_there_tells_no_speed",
     ),
+    Mutant(
+        "a question that failed is not finished",
+        "its request waits for an answer that nobody gives",
+        "core/lane_work.py",
+        "    def fail(self) -> None: ...\n",
+        "    def fail(self) -> None:\n        self.finish = lambda: None\n",
+        killer="test_prefetch.py: question_that_was_given_up",
+    ),
 ]

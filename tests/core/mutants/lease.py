@@ -38,4 +38,12 @@ MUTANTS = [
         "",
         killer="test_cache.py: bookkeeping_costs and read",
     ),
+    Mutant(
+        "a cut is found again where a chunk ended",
+        "chunks have no tokens, and the request stands still",
+        "core/lease.py",
+        "if cut > position)",
+        "if cut >= position)",
+        killer="test_cache.py: interim_snapshots",
+    ),
 ]

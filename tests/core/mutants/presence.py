@@ -33,8 +33,8 @@ MUTANTS = [
         "a group that a hit may do without shortens it",
         "under lenient a draft's state that is gone costs the target's hit",
         "core/presence.py",
-        "self._counted_tails = [(g, tail) for g, tail in self._tails if counted[g]]",
-        "self._counted_tails = self._tails",
+        "self.counted_tails = [(g, tail) for g, tail in self._tails if counted[g]]",
+        "self.counted_tails = self._tails",
         killer="test_presence.py: test_the_hit_rule",
     ),
     Mutant(

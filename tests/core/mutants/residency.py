@@ -74,4 +74,12 @@ MUTANTS = [
         "        self.drop(tier, group, pages)\n",
         killer="test_policies.py: others_wait_with",
     ),
+    Mutant(
+        "what only the host has is not present",
+        "every hit on the host is computed",
+        "core/residency.py",
+        "        if count(here) < here.size:\n",
+        "        if False:\n",
+        killer="test_cache.py: comes_back_from_every_tier and two and host",
+    ),
 ]

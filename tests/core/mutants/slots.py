@@ -73,8 +73,8 @@ MUTANTS = [
         "a snapshot must have room",
         "requests are refused for want of a luxury",
         "core/slots.py",
-        "            room = not self._groups[g].working or len(at) <= self._device.free_slots(g)\n",
-        "            room = True\n",
+        "            if snapshots[g] <= self._device.free_slots(g) and len(at):\n",
+        "            if len(at):\n",
         killer="test_cache.py: without_room_for_a_snapshot",
     ),
     Mutant(
@@ -141,5 +141,21 @@ MUTANTS = [
         "                    self._device.free(g, has[mine])\n",
         "                    pass\n",
         killer="test_cache.py: comes_back_from_every_tier and two and device",
+    ),
+    Mutant(
+        "a window that slides keeps its private slots",
+        "each request that computes what is being loaded leaks a window",
+        "core/slots.py",
+        "        self._device.free(g, lease.table[g, at[own]])\n",
+        "",
+        killer="test_cache.py: slides_past_them",
+    ),
+    Mutant(
+        "a request that ends unpins a whole path",
+        "pages that its window slid past lose other requests' pins",
+        "core/slots.py",
+        "            if count(shared) == shared.size:\n",
+        "            if True:\n",
+        killer="test_cache.py: comes_back_from_every_tier and four and device",
     ),
 ]

@@ -37,4 +37,12 @@ MUTANTS = [
         'WRITE = Route("write", None, HOST)',
         killer="test_cache.py: comes_back_from_every_tier and two and device",
     ),
+    Mutant(
+        "a ticket counts the pages of all its groups as one's",
+        "writes of one group stop while another is slow",
+        "core/ticket.py",
+        " for move in self.moves if move.group == group)",
+        " for move in self.moves)",
+        killer="test_cache.py: half_of_its_own",
+    ),
 ]

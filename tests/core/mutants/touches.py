@@ -79,4 +79,12 @@ MUTANTS = [
         "            return\n",
         killer="test_touches.py: cannot_hear",
     ),
+    Mutant(
+        "a call is as long as all hits",
+        "the questions of new requests wait behind it",
+        "core/touches.py",
+        "list(self._merged)[:CALL_RECORDS]",
+        "list(self._merged)",
+        killer="test_touches.py: waits_for_one_call",
+    ),
 ]

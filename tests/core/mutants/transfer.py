@@ -6,6 +6,30 @@ from . import Mutant
 
 MUTANTS = [
     Mutant(
+        "what loads faster is computed",
+        "load or recompute, the wrong way round",
+        "core/transfer.py",
+        "computing < seconds",
+        "computing > seconds",
+        killer="test_recompute.py: computes_faster",
+    ),
+    Mutant(
+        "everything is loaded",
+        "requests wait for a store that is slower than computing",
+        "core/transfer.py",
+        "computing < seconds",
+        "computing < 0 * seconds",
+        killer="test_recompute.py: computes_faster",
+    ),
+    Mutant(
+        "measured speeds count though they must not",
+        "an operator who says never gets recomputed prompts",
+        "core/transfer.py",
+        'self.prefill.seconds(tokens) if self._policy.recompute == "auto" else None',
+        "self.prefill.seconds(tokens)",
+        killer="test_recompute.py: faster_is_not_read",
+    ),
+    Mutant(
         "a stall keeps its queue",
         "who queues behind a call that hangs, hangs too",
         "core/transfer.py",
