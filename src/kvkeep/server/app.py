@@ -26,8 +26,6 @@ def create_app(
 ) -> FastAPI:
     """An ASGI app that serves ``client``'s engine and encodes text with ``tokenizer``.
 
-    Its ``state.ready`` says whether new requests are welcome; who runs it clears it to drain.
-
     Args:
         config: None: the defaults.
 
@@ -45,7 +43,6 @@ def create_app(
     encoder = Encoder(tokenizer, info.context_length, info.vocab_size, api.max_prompts)
     service = Service(client, encoder, api, Running(client), Metrics(), defaults)
     app = FastAPI(title="kvkeep")
-    app.state.ready = True
     routers = [room.routes(service) for room in (completions, chat, tokenize, admin)]
     for router in (*routers, info_room.routes(service, config)):
         app.include_router(router)
