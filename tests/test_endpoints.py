@@ -37,8 +37,13 @@ def engine() -> Iterator[FakeEngine]:
 
 
 @pytest.fixture
-def app(engine: FakeEngine) -> FastAPI:
-    return create_app(EngineClient(engine), FakeTokenizer(), CONFIG)
+def client(engine: FakeEngine) -> EngineClient:
+    return EngineClient(engine)
+
+
+@pytest.fixture
+def app(client: EngineClient) -> FastAPI:
+    return create_app(client, FakeTokenizer(), CONFIG)
 
 
 @pytest.fixture
@@ -83,9 +88,9 @@ class TestInfo:
         assert statuses == [503, 200]
 
     async def test_a_server_that_drains_is_healthy_and_not_ready(
-        self, http: httpx.AsyncClient, app: FastAPI
+        self, http: httpx.AsyncClient, client: EngineClient
     ) -> None:
-        app.state.ready = False
+        client.drain()
         statuses = [(await http.get(path)).status_code for path in ("/health", "/ready", "/ping")]
         assert statuses == [200, 503, 200]
         assert (await http.get("/ready")).json()["error"]["type"] == "server_error"

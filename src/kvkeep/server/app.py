@@ -27,8 +27,6 @@ def create_app(
 ) -> FastAPI:
     """An ASGI app that serves ``client``'s engine and encodes text with ``tokenizer``.
 
-    Its ``state.ready`` says whether new requests are welcome; who runs it clears it to drain.
-
     Args:
         config: None: the defaults.
 
@@ -47,7 +45,6 @@ def create_app(
     recent = Recent()
     service = Service(client, encoder, api, Running(client), recent, Metrics(), defaults)
     app = FastAPI(title="kvkeep")
-    app.state.ready = True
     routers = [room.routes(service) for room in (completions, native, chat, tokenize, admin)]
     for router in (*routers, info_room.routes(service, config), explain.routes(recent)):
         app.include_router(router)

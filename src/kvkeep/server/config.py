@@ -29,7 +29,9 @@ class ApiConfig:
     max_prompts: int = setting(
         128, REQUESTS, "Prompts of one request.", "--max-prompts-per-request", least=1
     )
-    max_stop_strings: int = setting(16, REQUESTS, "Stop strings of one request.", least=0)
+    max_stop_strings: int = setting(
+        16, REQUESTS, "Stop strings of one request.", least=0, most=1024
+    )
 
     api_key: str | None = setting(
         None, REQUESTS, "Key that requests must bring, as Authorization: Bearer KEY.", secret=True

@@ -6,7 +6,7 @@ import asyncio
 import time
 from typing import Any
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter
 
 from .. import __version__
 from ..schema import Closed, ModelNotFound
@@ -97,10 +97,10 @@ def routes(service: Service, config: ServerConfig) -> APIRouter:
 
     @router.head("/ready", include_in_schema=False)
     @router.get("/ready")
-    async def ready(request: Request) -> dict[str, str]:
-        """200 if new requests are welcome, 503 while the server starts or stops."""
-        if not request.app.state.ready:
-            raise Closed("the server is not ready for requests")
+    async def ready() -> dict[str, str]:
+        """200 if new requests are welcome, 503 while the server drains."""
+        if service.client.draining:
+            raise Closed("the server is shutting down")
         return {"status": "ready"}
 
     return router

@@ -20,7 +20,7 @@ from .figures import HELP, ZEROS
 PREFIX = "kvkeep"
 _BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 OUTCOMES = ("stop", "length", "abort", "error", "disconnect")
-STATUSES = (200, 400, 401, 404, 408, 413, 429, 499, 500, 503)  # of endpoints that generate
+STATUSES = (200, 400, 401, 404, 408, 413, 429, 499, 500, 503, 504)  # of endpoints that generate
 _NAME = re.compile(r"(?P<name>\w+)(?:\{(?P<labels>[^}]*)\})?")
 
 

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from jinja2 import TemplateError
 
-from ..schema import RequestError
+from ..schema import PromptTooLong, RequestError
 from .limits import check_count
 from .protocol import Message, Prompt
 from .tokens import Texts, Tokenizer
@@ -25,6 +25,7 @@ class Encoder:
     ) -> None:
         self.texts = Texts(tokenizer, context_length)
         self._tokenizer = tokenizer
+        self._context = context_length
         self._vocab_size = vocab_size
         self._most_prompts = most_prompts
 
@@ -95,7 +96,12 @@ class Encoder:
 
         Raises:
             RequestError: one is not in the vocabulary.
+            PromptTooLong: they are more than the context.
         """
+        if len(tokens) > self._context:
+            raise PromptTooLong(
+                f"the prompt has {len(tokens)} tokens, more than the context of {self._context}"
+            )
         for worst in (min(tokens), max(tokens)):
             if not 0 <= worst < self._vocab_size:
                 raise RequestError(

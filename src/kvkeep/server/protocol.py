@@ -207,7 +207,7 @@ class GenerationRequest(Tolerant):
     seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)
     max_tokens: int | None = None
     max_completion_tokens: int | None = None  # OpenAI's newer name for max_tokens; wins over it
-    stop: str | list[str] = []
+    stop: str | Annotated[list[str], Field(max_length=MOST_STOP)] = []
     stop_token_ids: Annotated[Tokens, Field(max_length=MOST_STOP)] = []
     ignore_eos: bool = False
     min_tokens: int = 0

@@ -6,7 +6,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 
-from ..schema import PromptTooLong, RequestError
+from ..schema import RequestError
 from .protocol import DetokenizeRequest, TokenizeRequest
 from .service import Service, while_connected
 
@@ -43,10 +43,6 @@ def routes(service: Service) -> APIRouter:
     async def detokenize(body: DetokenizeRequest, request: Request) -> dict[str, str]:
         """The text of tokens: ``prompt`` as in vLLM, ``text`` as in SGLang."""
         service.check_model(body.model)
-        if len(body.tokens) > context:
-            raise PromptTooLong(
-                f"tokens has {len(body.tokens)}, more than the context of {context}"
-            )
         if body.tokens:
             encoder.checked(body.tokens)
         text = await while_connected(request, encoder.text(body.tokens, body.skip_special_tokens))
