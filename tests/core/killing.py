@@ -9,11 +9,11 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import os
+import re
 import signal
 import sys
 from collections.abc import Collection, Mapping
 from contextlib import suppress
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,10 +21,11 @@ HERE = Path(__file__).parent
 PATIENCE = 240.0  # seconds for one run of killers
 
 FORKS = multiprocessing.get_context("forkserver")
-PLUGINS = [plugin.module for plugin in entry_points(group="pytest11")]
-FORKS.set_forkserver_preload(
-    ["anyio._backends._asyncio", "hypothesis.stateful", "numpy", "pytest", "xxhash", *PLUGINS]
-)
+PLUGINS = ["_hypothesis_pytestplugin", "pytest_timeout"]  # those that our configuration needs
+LIBRARIES = ["concurrent.futures.thread", "hypothesis.stateful", "numpy.ma", "numpy.typing"]
+LIBRARIES += ["packaging.version", "pdb", "pytest", "sqlite3", "tomllib", "xxhash"]
+FORKS.set_forkserver_preload([*LIBRARIES, *PLUGINS])
+IDLE = ["cacheprovider", "doctest", "junitxml", "stepwise", "unittest"]
 
 
 class Verdict(NamedTuple):
@@ -88,11 +89,29 @@ def _fork(root: Path, killers: list[str], output: Path, compiled: Path | None) -
     paths = [str(root), str(HERE)]
     sys.path[:0] = paths
     os.environ["PYTHONPATH"] = os.pathsep.join(paths)  # of what a killer starts
+    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     import pytest
 
     modules, names = zip(*(killer.split(": ") for killer in killers), strict=True)
-    options = ["-x", "-q", "-p", "no:cacheprovider", "--hypothesis-profile=verdict"]
+    options = ["-x", "-q", "--assert=plain", "--tb=native", "--hypothesis-profile=verdict"]
+    options += [f"-p{name}" for name in PLUGINS] + [f"-pno:{name}" for name in IDLE]
     options += ["-o", f"pythonpath={root}", "-W", "ignore::pytest.PytestAssertRewriteWarning"]
-    files = [str((HERE / module).resolve()) for module in sorted(set(modules))]
+    files = sorted({(HERE / module).resolve() for module in modules})
     chosen = " or ".join(f"({name})" for name in sorted(set(names)))
-    sys.exit(pytest.main([*options, *files, "-k", chosen]))
+    run = [*options, *map(str, files), "-k", chosen]
+    sys.exit(pytest.main(run, plugins=[Only(files, chosen)]))
+
+
+class Only:
+    """Skips what cannot be a killer before pytest makes items of it, from which ``-k`` selects."""
+
+    def __init__(self, files: list[Path], chosen: str) -> None:
+        self.files, self.words = files, re.findall(r"\w+", chosen)
+
+    def pytest_ignore_collect(self, collection_path: Path) -> bool | None:
+        return (collection_path.is_file() and collection_path not in self.files) or None
+
+    def pytest_pycollect_makeitem(self, name: str) -> list[object] | None:
+        """An empty list: no item. None: pytest decides."""
+        known = not name.startswith("test_") or any(word in name for word in self.words)
+        return None if known else []
