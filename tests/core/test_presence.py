@@ -1,6 +1,7 @@
 """Presence: the hit rule compared with its definition."""
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from schemas import group
@@ -18,6 +19,7 @@ def presence(draw):
     return groups, np.array([draw(has) for _ in groups], dtype=bool), draw(st.booleans())
 
 
+@pytest.mark.untraced
 @settings(max_examples=500)
 @given(presence())
 def test_the_hit_rule(case) -> None:
@@ -30,6 +32,7 @@ def test_the_hit_rule(case) -> None:
     assert Presence(HitRule(groups, strict), mask).usable() == max(fits)
 
 
+@pytest.mark.untraced
 @settings(max_examples=500)
 @given(presence())
 def test_what_limits_a_hit(case) -> None:
@@ -47,6 +50,7 @@ def test_what_limits_a_hit(case) -> None:
         assert present.limit(pages) == (lacking[0] if lacking else None)
 
 
+@pytest.mark.untraced
 @settings(max_examples=200)
 @given(presence())
 def test_the_beginning_of_a_run_is_judged_alone(case) -> None:

@@ -77,6 +77,7 @@ Numbers = st.lists(st.integers(0, 20), min_size=1, max_size=3)
 Step = st.tuples(st.booleans(), st.sampled_from(["", "b"]), Tokens, Numbers)
 
 
+@pytest.mark.untraced
 @settings(max_examples=300)
 @given(st.lists(Step, max_size=25))
 def test_a_tree_is_a_dict_of_prompts(steps) -> None:

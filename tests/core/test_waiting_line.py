@@ -64,6 +64,7 @@ def line(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], Line]:
     return lambda pages: Line(pages, monkeypatch)
 
 
+@pytest.mark.untraced
 def test_a_tick_looks_at_some_of_a_long_line(line) -> None:
     """With 300 prompts of 2,000 pages in line a tick tries a few, and all get their turn."""
     here, names = line(2000), [f"n{i}" for i in range(300)]
