@@ -14,7 +14,7 @@ import pytest
 from insides import Insides
 from request import Request
 from schemas import FIVE, FOUR, LIVE, TWO, WRITING, P, group
-from walks import STEPS, one
+from walks import STEPS, one, watch
 from world import World
 
 from kvkeep.core.cache import Cache
@@ -607,7 +607,7 @@ MIX = STEPS | {
 def walk(name: str, seed: int, steps: int = 150) -> Counter[str]:
     rng = random.Random(seed)
     w = world_of(*WALKS[name])
-    for step in rng.choices(list(MIX), list(MIX.values()), k=steps):
+    for n, step in enumerate(rng.choices(list(MIX), list(MIX.values()), k=steps)):
         if step == "demote":  # as requests do, but more often
             g, count = rng.choice(w.groups), rng.randrange(1, 6)
             count = min(count, w.inside.available(0, g))  # more than there can be frees nothing
@@ -616,7 +616,7 @@ def walk(name: str, seed: int, steps: int = 150) -> Counter[str]:
             w.inside.flush()
         else:
             one(w, step, rng)
-        w.check()
+        watch(w, n)
     w.finish()
     return w.happened
 

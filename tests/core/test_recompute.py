@@ -11,7 +11,7 @@ import pytest
 from request import Request
 from schemas import ABSENT, FOUR, TWO
 from test_policies import A, B, PolicyWorld, pages, serve, world_of
-from walks import STEPS, one
+from walks import STEPS, one, watch
 
 from kvkeep.core import prefetch as prefetch_room
 from kvkeep.core import speed as speed_room
@@ -304,14 +304,14 @@ def test_random_walks() -> None:
         rng = random.Random(seed)
         w = world_of(Policy(), FOUR, [8, 7, 6, 8], [9, 8, 7, 9])
         mix = STEPS | {"restart": 2, "arrive": 7, "run": 10, "speed": 4}
-        for step in rng.choices(list(mix), list(mix.values()), k=200):
+        for n, step in enumerate(rng.choices(list(mix), list(mix.values()), k=200)):
             if step == "speed":
                 measured(w, "read", 1.0, rng.choice([1e-3, 1.0, 1e3]))
                 w.inside.speed("read")._tried -= rng.choice([0.0, 100.0])
             else:
                 happened["skipped"] += w.cache.counts.pop(SLOW, 0)
                 one(w, step, rng)
-            w.check()
+            watch(w, n)
         w.finish()
         happened += w.happened
     assert happened["skipped"]

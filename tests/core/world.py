@@ -16,7 +16,7 @@ Tree = dict[Path, int]  # all findable pages, and their ids
 
 
 class World(Stage):
-    """Each operation compares its own outcome with the oracle; :meth:`check` compares the whole
+    """Each operation compares its own outcome with the oracle; :meth:`compare` compares the whole
     state."""
 
     def __init__(
@@ -279,10 +279,10 @@ class World(Stage):
 
     # --- invariants
 
-    def check(self) -> None:
+    def compare(self) -> None:
         tree = self.tree()
         self.oracle.keep(tree.__contains__)
-        super().check()
+        super().compare()
         self._check_names(tree)
         assert any(self.vital) or set(tree) == self._in_use(tree), "an empty page is in the tree"
 
