@@ -10,10 +10,11 @@ from tiny_models import KINDS, save_draft, save_target
 
 PAGE, PROMPT, NEW, FEW = 8, prompt(100), 16, 8
 HIT = 96  # tokens of whole pages, one token left to compute
+CHUNKS = (17, 512, 5)  # 5: chunks that end within a page, and that cross into the next
 CASES = [
-    pytest.param(kind, (17, 512, 1)[i % 3], i % 2 == 0, id=f"{kind}-{(17, 512, 1)[i % 3]}")
+    pytest.param(kind, CHUNKS[i % 3], i % 2 == 0, id=f"{kind}-{CHUNKS[i % 3]}")
     for i, kind in enumerate(KINDS)
-]  # each kind with one chunk size, with or without draft; tests of the runner have all combinations
+]  # each kind with one chunk size, with or without draft; test_families has chunks of one token
 
 
 def make_pair(kind: str, root: Path) -> Pair:
