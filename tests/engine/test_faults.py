@@ -285,15 +285,12 @@ def test_killed_in_the_middle(tiny: Pair, tmp_path: Path, expected: list[list[in
             one.join()
     finally:
         server.stop()
-    server = Server(arguments)
-    try:
-        server.wait()
-        again = [ask(server, number) for number in range(8)]
-        assert [tokens for tokens, _ in again] == expected
-        assert all(cached >= 112 for _, cached in again[:4])  # all whole pages of each prompt
-        assert server.metric("kvkeep_hit_tokens_total") > 0
-    finally:
-        server.stop()
+    with Rig(tiny, storage_dir=tmp_path) as rig:
+        again = [rig.ask(tokens, NEW) for tokens in PROMPTS]
+        assert [answer.tokens for answer in again] == expected
+        cached = [sum(answer.cached.values()) for answer in again[:4]]
+        assert all(tokens >= 112 for tokens in cached)  # all whole pages of each prompt
+        assert hits(rig) > 0
 
 
 # -- configurations that cannot be served
