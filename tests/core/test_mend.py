@@ -254,7 +254,7 @@ class Clumsy:
 @pytest.mark.parametrize("damage", list(DAMAGE))
 def test_what_broke_is_mended_and_requests_go_on(damage: str) -> None:
     """Nothing is leaked, and tickets keep their slots."""
-    for seed in range(10):
+    for seed in range(15):
         w, rng = world(seed)
         DAMAGE[damage](w, rng)
         stumble(w)
@@ -265,7 +265,7 @@ def test_what_broke_is_mended_and_requests_go_on(damage: str) -> None:
 @pytest.mark.parametrize("damage", [name for name in DAMAGE if name not in OF_IDS])
 def test_damage_that_nobody_looks_for_raises_nothing(damage: str) -> None:
     """An operation notices the damage sooner or later, and then it is mended."""
-    for seed in range(10):
+    for seed in range(15):
         w, rng = world(seed)
         w._compute = lambda *_: None  # damage would let it write into slots that others read
         DAMAGE[damage](w, rng)

@@ -111,11 +111,11 @@ def machine(kind: str, examples: int, steps: int) -> type:
     return case
 
 
-TestFullAndDraft = machine("two", 60, 50)
-TestFourGroups = machine("four", 60, 50)
-TestSnapshots = machine("five", 60, 50)
-TestNoGroupIsVital = machine("no vital", 40, 50)
-TestLenient = machine("lenient", 40, 50)
+TestFullAndDraft = machine("two", 100, 50)
+TestFourGroups = machine("four", 100, 50)
+TestSnapshots = machine("five", 100, 50)
+TestNoGroupIsVital = machine("no vital", 60, 50)
+TestLenient = machine("lenient", 60, 50)
 
 
 @pytest.mark.parametrize("kind", list(KINDS))

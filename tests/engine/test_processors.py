@@ -17,6 +17,7 @@ from llguidance.hf import from_tokenizer
 from rig import DEMO_PAIR, Pair, Rig, demo_prompts
 from torch import Tensor
 
+from kvkeep.engine.grammar import _COMPILERS
 from kvkeep.engine.messages import Failed, Grammar
 from kvkeep.models.target.hf import load_tokenizer
 
@@ -42,10 +43,7 @@ def openai_penalties(frequency: float, presence: float) -> Processor:
 def follow(grammar: Grammar) -> Processor:
     """The grammar's mask after each token, from the beginning each time."""
     tokenizer = from_tokenizer(load_tokenizer(DEMO_PAIR.target), n_vocab=2048)
-    compiled = {
-        "regex": LLMatcher.grammar_from_regex,
-        "json_schema": LLMatcher.grammar_from_json_schema,
-    }[grammar.kind](grammar.text)
+    compiled = _COMPILERS[grammar.kind](grammar.text)
 
     def process(tokens: Tensor, scores: Tensor) -> Tensor:
         matcher = LLMatcher(tokenizer, compiled)
@@ -196,3 +194,13 @@ def test_a_grammar_that_cannot_be_used_is_refused(grammar: Grammar, tiny: Pair) 
         assert answer.end.kind == "RequestError"
         assert grammar.kind in answer.end.message
         assert rig.ask([5, 6], 4).tokens
+
+
+def test_json_has_little_space(tiny: Pair) -> None:
+    """A model that prefers spaces cannot go on with them for ever."""
+    schema = Grammar("json_schema", '{"type": "array", "items": {"enum": [7]}, "minItems": 1}')
+    space = load_tokenizer(tiny.target).convert_tokens_to_ids(" ")
+    with Rig(tiny) as rig:
+        answer = rig.ask([5, 6], 100, grammar=schema, logit_bias={space: 100}, ignore_eos=False)
+    assert 2 * 32 <= answer.text.count(" ") <= 4 * 32
+    assert answer.text.replace(" ", "").startswith("[7")

@@ -7,6 +7,7 @@ tokens; proposals of a draft are tried in it and taken back.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,8 +19,13 @@ from torch import Tensor
 from ..schema import RequestError
 from .messages import Grammar
 
+_SPACE = r"[ \n\r\t]{0,32}"
+"""A model that only adds space inside JSON would else go on until its limit."""
+
 _COMPILERS: dict[str, Callable[[str], str]] = {
-    "json_schema": LLMatcher.grammar_from_json_schema,
+    "json_schema": partial(
+        LLMatcher.grammar_from_json_schema, overrides={"whitespace_pattern": _SPACE}
+    ),
     "regex": LLMatcher.grammar_from_regex,
     "lark": LLMatcher.grammar_from_lark,
 }
