@@ -144,3 +144,28 @@ def test_what_is_lost_on_the_way_is_computed(loading: World) -> None:
     loading.check()
     loading.release(request)
     loading.finish()
+
+
+def test_no_step_runs_while_a_hit_waits_for_other_loads_than_one_that_has_failed() -> None:
+    """It would read slots that nothing filled, and commit what it made of them."""
+    w = world()
+    serve(w, A)
+    w.empty(0)
+    short, long = (w.arrive(tokens, ask=False) for tokens in ([1, 1, 9], A))
+    for request in (short, long):
+        assert w.admit(request)
+    assert len(w.lanes["load"].queue) == 2, "the long one joins the first, and has one of its own"
+    w.step("load", 1, fault="raise")
+    w.tick()
+    assert not long.lease.ready
+    w.step("load")  # the other one has landed, and the cache has not heard of it
+    assert long.lease.lost
+    assert not short.lease.lost
+    assert not w.run(long, P)
+    assert w.run(short, 1)
+    w.check()
+    w.tick()
+    assert (long.lease.ready, long.lease.lost, long.lease.pages) == (True, False, 1)
+    assert w.run(long, 2 * P)
+    w.check()
+    w.finish()

@@ -18,6 +18,7 @@ from kvkeep.engine.core import Engine
 from kvkeep.engine.messages import Ask, Failed, Figures, Finished, Generate, Reply, Sampling
 from kvkeep.engine.request import RequestState
 from kvkeep.engine.runner import Advance, Work
+from kvkeep.media.arrival import Arrival
 from kvkeep.schema import Closed, Key, Schema
 from kvkeep.stores.base import Store
 from kvkeep.testing.wrappers import WrapperStore
@@ -76,6 +77,27 @@ def test_a_request_whose_lease_is_released_starts_over(tiny: Pair) -> None:
             assert rig.answers[names[0]].tokens == alone
             assert rig.answers[names[0]].finished.usage.preemptions == 1
             assert not any(rig.answers[name].finished.usage.preemptions for name in names[1:])
+        rig.check_idle()
+
+
+def test_a_request_that_lost_a_load_holds_up_no_other(tiny: Pair) -> None:
+    """It waits until the rest of its hit is settled."""
+    failed = Arrival()
+    failed.fail()
+    with Rig(tiny) as rig:
+        alone = [rig.ask(prompt(30, i), 6).tokens for i in range(2)]
+        lost, other = (rig.send(prompt(30, i), 6) for i in range(2))
+        for turn in rig.turns():
+            running = {seq.id: seq for seq in rig.engine.scheduler.running}
+            lease = running[lost].lease if lost in running else None
+            if turn == 0:
+                assert lease
+                lease.arriving.append(failed)
+                made = len(rig.answers[lost].tokens)
+            elif lease and lease.lost and rig.answers[other].end:
+                assert len(rig.answers[lost].tokens) == made > 0
+                lease.arriving.clear()
+        assert [rig.answers[name].tokens for name in (lost, other)] == alone
         rig.check_idle()
 
 

@@ -81,6 +81,11 @@ class Lease:
         return not self.arriving
 
     @property
+    def lost(self) -> bool:
+        """A load has failed: no step may run before ``ready``, when the hit is shorter."""
+        return any(one.failed for one in self.arriving)
+
+    @property
     def pages(self) -> int:
         """Committed pages, the hit included."""
         return len(self.path)

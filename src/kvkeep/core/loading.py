@@ -94,8 +94,10 @@ class Loader:
         """Land a load; clocks do not change.
 
         Leases stop waiting only at the end: if bookkeeping breaks before, they wait for a ticket
-        that is gone, and ``Audit.mend`` releases them."""
+        that is gone, and ``Audit.mend`` releases them. A load that failed stays among those that
+        arrive until all have ended, or a step would read slots that it did not fill."""
         waiting = [one for one in self._leases.values() if ticket.arrival in one.arriving]
+        coming = {one.arrival for one in self._transfers.on(LOAD)}
         with self._flights.landing(ticket):
             for move in ticket.moves:
                 if self._policy.write == "write_back":  # the memory tiers are exclusive
@@ -103,10 +105,13 @@ class Loader:
                 self._counts["missed_loads_total"] += len(move.lost)
             for lease in waiting:
                 self._take_landed(lease, ticket)
-                if lease.arriving == [ticket.arrival]:
+                if coming.isdisjoint(lease.arriving):
                     self._settle(lease, ticket)
         for lease in waiting:
-            lease.arriving.remove(ticket.arrival)
+            if coming.isdisjoint(lease.arriving):
+                lease.arriving.clear()
+            elif not ticket.arrival.failed:
+                lease.arriving.remove(ticket.arrival)
 
     def _take_landed(self, lease: Lease, ticket: Ticket) -> None:
         """Pin what this lease waited for before anything evicts it. Its window may have slid on."""

@@ -72,8 +72,10 @@ class Scheduler:
         for seq in self.running:
             if not seq.started:
                 self._start_after_hit(seq)
-        work, shares = [], self._shares()
-        for seq in list(self.running):
+        work = []
+        able = [seq for seq in self.running if seq.lease and not seq.lease.lost]
+        shares = self._shares(able)
+        for seq in able:
             if seq not in self.running:  # preempted by an older one in this loop
                 continue
             chunk = 1 if seq.decoding else shares.get(seq, 0)
@@ -85,15 +87,15 @@ class Scheduler:
             self.counts["step_sequences_total"] += len(work)
         return work
 
-    def _shares(self) -> dict[RequestState, int]:
-        """Prompt tokens that each request computes in this step.
+    def _shares(self, able: list[RequestState]) -> dict[RequestState, int]:
+        """Prompt tokens that each of these requests computes in this step.
 
         Half of them belong to the oldest request, and what others leave; the rest goes to requests
         with the fewest tokens left, so that a long prompt does not hold up short ones.
         """
         left = {
             seq: min(seq.length - seq.computed, self._tokens_to_cut(seq))
-            for seq in self.running
+            for seq in able
             if not seq.decoding
         }
         shares: dict[RequestState, int] = {}

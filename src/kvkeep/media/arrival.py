@@ -37,6 +37,11 @@ class Arrival:
             self._failed = True
             self._change.notify_all()
 
+    @property
+    def failed(self) -> bool:
+        """The load failed."""
+        return self._failed
+
     def wait(self, layer: int | None = None) -> None:
         """Order this thread's later device commands after the state of layers up to ``layer``.
 

@@ -36,7 +36,7 @@ MUTANTS = [
         "a hit is final when its first load is back",
         "pages of the second are taken from it",
         "core/loading.py",
-        "                if lease.arriving == [ticket.arrival]:\n",
+        "                if coming.isdisjoint(lease.arriving):\n",
         "                if True:\n",
         killer="test_cache.py: there_at_last",
     ),
@@ -119,5 +119,13 @@ MUTANTS = [
         "        if any(map(len, (*plan.load, *plan.gaps))):\n",
         "        if False:\n",
         killer="test_cache.py: comes_back_from_every_tier and two and host",
+    ),
+    Mutant(
+        "a load that failed is forgotten while others are in flight",
+        "a step reads slots that nothing filled, and commits what it made of them",
+        "core/loading.py",
+        "            elif not ticket.arrival.failed:\n",
+        "            else:\n",
+        killer="test_loading.py: one_that_has_failed",
     ),
 ]
