@@ -1,15 +1,36 @@
-"""``kvkeep bench``."""
+"""``kvkeep bench``: parts of the cache, and servers."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 
-def bench(
-    parts: Annotated[
+class Benches(TyperGroup):
+    """Commands that measure servers, and ``parts``, which is what any other first word means."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        own = {*self.commands, *ctx.help_option_names}
+        return super().parse_args(ctx, args if not args or args[0] in own else ["parts", *args])
+
+
+app = typer.Typer(cls=Benches, no_args_is_help=True)
+
+
+@app.callback()
+def bench() -> None:
+    """Measure the cache's parts, or any server that has OpenAI's API.
+
+    kvkeep bench core, or another PART, is kvkeep bench parts core.
+    """
+
+
+@app.command()
+def parts(
+    names: Annotated[
         list[str],
         typer.Argument(
             metavar="PART...",
@@ -45,4 +66,123 @@ def bench(
     from ..bench.run import run
 
     setting = Setting(repeats, quick, peer_sglang, peer_vllm, directory, peer_kvkeep)
-    run(parts, setting, json, plot)
+    run(names, setting, json, plot)
+
+
+BaseUrl = Annotated[str, typer.Option(help="Server to measure.", metavar="URL")]
+Model = Annotated[
+    str, typer.Option(help="Model to ask for. Default: the first that the server lists.")
+]
+ApiKey = Annotated[
+    str, typer.Option(help="Sent as a bearer token.", envvar="KVKEEP_API_KEY", show_envvar=True)
+]
+ExtraBody = Annotated[
+    str, typer.Option(help="JSON object of more fields for every request.", metavar="JSON")
+]
+IgnoreEos = Annotated[
+    bool, typer.Option(help="Ask for answers of full length. Not a field of OpenAI's own API.")
+]
+Temperature = Annotated[float, typer.Option(min=0)]
+Timeout = Annotated[float, typer.Option(help="Seconds of silence that fail a request.", min=0)]
+Stream = Annotated[bool, typer.Option(help="Without, there is no time to the first token.")]
+Rate = Annotated[
+    float, typer.Option(help="Requests per second, a Poisson process; inf: all at once.")
+]
+Tokenizer = Annotated[
+    Path | None,
+    typer.Option(help="Model directory: prompts are text of exact lengths.", metavar="DIR"),
+]
+VocabSize = Annotated[
+    int, typer.Option(help="Without --tokenizer, prompts are ids in [10, this).", min=11)
+]
+Json = Annotated[
+    Path | None, typer.Option(help="Write all figures, settings and the machine to this file.")
+]
+Plot = Annotated[Path | None, typer.Option(help="Draw the figures.")]
+Tag = Annotated[str, typer.Option(help="Name of the run in plots and reports.")]
+
+URL = "http://127.0.0.1:30000"
+SILENCE = 3600.0
+
+
+@app.command()
+def serve(
+    base_url: BaseUrl = URL,
+    model: Model = "",
+    api_key: ApiKey = "",
+    dataset: Annotated[
+        str,
+        typer.Option(
+            help="random, or a file with a request per line: prompt or messages, and max_tokens.",
+            metavar="random|FILE",
+        ),
+    ] = "random",
+    num_prompts: Annotated[int, typer.Option(help="Requests to send.", min=1)] = 1000,
+    random_input_len: Annotated[int, typer.Option(help="Most tokens of a prompt.", min=1)] = 1024,
+    random_output_len: Annotated[int, typer.Option(help="Most tokens of an answer.", min=1)] = 1024,
+    random_range_ratio: Annotated[
+        float, typer.Option(help="Least length / most; 1: all are equal.", min=0, max=1)
+    ] = 0.0,
+    request_rate: Rate = float("inf"),
+    max_concurrency: Annotated[
+        int | None, typer.Option(help="Requests that run at a time. Default: any number.", min=1)
+    ] = None,
+    seed: int = 42,
+    tokenizer: Tokenizer = None,
+    vocab_size: VocabSize = 1000,
+    stream: Stream = True,
+    temperature: Temperature = 0.0,
+    ignore_eos: IgnoreEos = True,
+    extra_body: ExtraBody = "{}",
+    timeout: Timeout = SILENCE,
+    json: Json = None,
+    output_file: Annotated[
+        Path | None, typer.Option(help="Write a JSON line per request to this file.")
+    ] = None,
+    plot: Plot = None,
+    tag: Tag = "",
+) -> None:
+    """Report throughput, latencies, accept length and hits of a server under load.
+
+    Exit code 1 if no request succeeded, 130 after Ctrl-C, which reports what is there so far.
+    """
+    from ..bench.serving.client import Target
+    from ..bench.serving.running import Outputs
+    from ..bench.serving.serve import Load, run
+
+    target = Target(
+        base_url=base_url,
+        model=model,
+        api_key=api_key,
+        stream=stream,
+        temperature=temperature,
+        ignore_eos=ignore_eos,
+        extra_body=fields(extra_body),
+        timeout=timeout,
+    )
+    load = Load(
+        dataset=dataset,
+        num_prompts=num_prompts,
+        random_input_len=random_input_len,
+        random_output_len=random_output_len,
+        random_range_ratio=random_range_ratio,
+        request_rate=request_rate,
+        max_concurrency=max_concurrency,
+        seed=seed,
+        tokenizer=tokenizer,
+        vocab_size=vocab_size,
+    )
+    raise typer.Exit(run(target, load, Outputs(json, output_file, plot, tag)))
+
+
+def fields(text: str) -> dict[str, Any]:
+    """The object in ``--extra-body``."""
+    import json
+
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise typer.BadParameter(f"--extra-body is not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise typer.BadParameter("--extra-body is not a JSON object")
+    return value
