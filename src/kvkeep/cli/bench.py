@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from typer.core import TyperGroup
@@ -173,6 +173,72 @@ def serve(
         vocab_size=vocab_size,
     )
     raise typer.Exit(run(target, load, Outputs(json, output_file, plot, tag)))
+
+
+@app.command()
+def multiturn(
+    base_url: BaseUrl = URL,
+    model: Model = "",
+    api_key: ApiKey = "",
+    num_clients: Annotated[int, typer.Option(help="Conversations.", min=1)] = 256,
+    num_rounds: Annotated[int, typer.Option(help="Messages of each client.", min=1)] = 5,
+    request_length: Annotated[int, typer.Option(help="Tokens of a message.", min=1)] = 512,
+    output_length: Annotated[int, typer.Option(help="Tokens of an answer.", min=1)] = 64,
+    max_parallel: Annotated[int, typer.Option(help="Requests that run at a time.", min=1)] = 128,
+    request_rate: Rate = 1.0,
+    ready_queue_policy: Annotated[
+        Literal["random", "fifo"], typer.Option(help="Which waiting client sends next.")
+    ] = "random",
+    enable_round_barrier: Annotated[
+        bool,
+        typer.Option("--enable-round-barrier", help="Start a round when the last one has ended."),
+    ] = False,
+    seed: int = 1,
+    tokenizer: Tokenizer = None,
+    vocab_size: VocabSize = 1000,
+    temperature: Temperature = 0.0,
+    ignore_eos: IgnoreEos = True,
+    extra_body: ExtraBody = "{}",
+    timeout: Timeout = SILENCE,
+    json: Json = None,
+    log_file: Annotated[
+        Path | None, typer.Option(help="Write a JSON line per round to this file.")
+    ] = None,
+    plot: Plot = None,
+    tag: Tag = "",
+) -> None:
+    """Report hit rate and time to first token of conversations, round by round.
+
+    Each client's prompt is all that was said so far, and a new message. Options are named as in
+    SGLang's bench_multiturn.py.
+    """
+    from ..bench.serving.client import Target
+    from ..bench.serving.multiturn import Talks, run
+    from ..bench.serving.running import Outputs
+
+    target = Target(
+        base_url=base_url,
+        model=model,
+        api_key=api_key,
+        temperature=temperature,
+        ignore_eos=ignore_eos,
+        extra_body=fields(extra_body),
+        timeout=timeout,
+    )
+    talks = Talks(
+        num_clients=num_clients,
+        num_rounds=num_rounds,
+        request_length=request_length,
+        output_length=output_length,
+        max_parallel=max_parallel,
+        request_rate=request_rate,
+        ready_queue_policy=ready_queue_policy,
+        enable_round_barrier=enable_round_barrier,
+        seed=seed,
+        tokenizer=tokenizer,
+        vocab_size=vocab_size,
+    )
+    raise typer.Exit(run(target, talks, Outputs(json, log_file, plot, tag)))
 
 
 def fields(text: str) -> dict[str, Any]:

@@ -104,11 +104,16 @@ def arrivals(count: int, rate: float, random: np.random.Generator) -> list[float
     Raises:
         ConfigError: the rate is not above 0.
     """
-    if not rate > 0:
-        raise ConfigError(f"--request-rate must be above 0, not {rate:g}")
+    check_rate(rate)
     gaps = random.exponential(1 / rate, max(count - 1, 0))
     times: list[float] = np.concatenate(([0.0], np.cumsum(gaps)))[:count].tolist()
     return times
+
+
+def check_rate(rate: float) -> None:
+    """Raise ConfigError unless a rate of requests is above 0."""
+    if not rate > 0:
+        raise ConfigError(f"--request-rate must be above 0, not {rate:g}")
 
 
 async def offer(

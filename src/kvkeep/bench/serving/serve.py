@@ -7,7 +7,6 @@ from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
-from rich.console import Console
 
 from .answers import Answer
 from .client import Call, Target, connected
@@ -15,7 +14,7 @@ from .figures import Flat, per, summarise
 from .plots import draw, serve_panels
 from .prompts import IdSource, WordSource, file_calls, lengths, random_calls, read_tokenizer
 from .running import Outputs, arrivals, exit_code, finished, offer, progress
-from .show import SUMMARY, print_failures, print_rows, rows
+from .show import SUMMARY, console, print_failures, print_rows, rows
 
 RANDOM = "random"
 
@@ -84,9 +83,9 @@ def run(target: Target, load: Load, outputs: Outputs) -> int:
         "unfinished": len(calls) - len(answers) or None,
         "mean_wait_ms": per(sum(line["wait_ms"] for line in lines), len(lines)),
     }
-    console = Console()
-    print_rows(console, f"{target.model} at {target.root}", ("", ""), rows(SUMMARY, [figures]))
-    print_failures(console, summary.messages)
+    out = console()
+    print_rows(out, f"{target.model} at {target.root}", ("", ""), rows(SUMMARY, [figures]))
+    print_failures(out, summary.messages)
     outputs.write_lines(lines)
     found = {"summary": figures, "quantiles": summary.quantiles()}
     written = outputs.write("serve", target, load, found)

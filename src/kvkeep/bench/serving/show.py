@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from rich.console import Console
 from rich.table import Table
@@ -12,6 +11,8 @@ from rich.text import Text
 from .figures import Flat
 
 Cells = Sequence[str]
+
+WIDTH = 80  # columns; in fewer, figures of a round would not fit
 
 _SPREADS = {
     "ttft_ms": "TTFT (ms)",
@@ -82,9 +83,18 @@ def rows(titles: Mapping[str, tuple[str, int]], columns: Sequence[Flat]) -> Iter
                 yield f"  {kind}", *(number(kinds.get(kind), 0) for kinds in by_kind)
 
 
-def print_rows(console: Console, title: str, heads: Cells, lines: Iterator[Cells]) -> None:
+def console() -> Console:
+    """To print tables on: as wide as the terminal, and wide enough for every figure."""
+    made = Console()
+    made.width = max(made.width, WIDTH)
+    return made
+
+
+def print_rows(console: Console, title: str, heads: Cells, lines: Iterable[Cells]) -> None:
     """A table whose first column is of words and whose others are of figures."""
-    table = Table(title=Text(title), box=None, title_justify="left", show_header=any(heads))
+    table = Table(
+        title=Text(title) if title else None, box=None, title_justify="left", show_header=any(heads)
+    )
     for index, head in enumerate(heads):
         table.add_column(Text(head), justify="right" if index else "left", no_wrap=True)
     for line in lines:
@@ -96,9 +106,3 @@ def print_failures(console: Console, messages: Mapping[str, str]) -> None:
     """The first message of each kind of failure."""
     for kind, message in messages.items():
         console.print(f"First {kind}: {message}", markup=False, highlight=False, soft_wrap=True)
-
-
-def print_plain(console: Console, *lines: Any) -> None:
-    """Lines that may hold what a server said, which is no markup."""
-    for line in lines:
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
