@@ -241,6 +241,71 @@ def multiturn(
     raise typer.Exit(run(target, talks, Outputs(json, log_file, plot, tag)))
 
 
+@app.command()
+def gsm8k(
+    file: Annotated[
+        Path,
+        typer.Option(
+            help="A question and its answer per line, as in GSM8K's files.", metavar="FILE"
+        ),
+    ],
+    base_url: BaseUrl = URL,
+    model: Model = "",
+    api_key: ApiKey = "",
+    num_questions: Annotated[int, typer.Option(help="Questions to ask.", min=1)] = 200,
+    num_shots: Annotated[
+        int, typer.Option(help="Worked examples before each question: the first lines.", min=0)
+    ] = 5,
+    max_tokens: Annotated[int, typer.Option(help="Most tokens of an answer.", min=1)] = 512,
+    max_concurrency: Annotated[int, typer.Option(help="Requests that run at a time.", min=1)] = 64,
+    cache_off_url: Annotated[
+        str,
+        typer.Option(help="Ask this server, too: the same model, its cache off.", metavar="URL"),
+    ] = "",
+    evict_between: Annotated[
+        bool,
+        typer.Option(
+            "--evict-between",
+            help="Ask again after evicting the device's state: by /kvkeep/evict, which leaves the "
+            "tiers below, or by /flush_cache, which leaves nothing.",
+        ),
+    ] = False,
+    temperature: Temperature = 0.0,
+    extra_body: ExtraBody = "{}",
+    timeout: Timeout = SILENCE,
+    json: Json = None,
+    output_file: Annotated[
+        Path | None, typer.Option(help="Write a JSON line per question to this file.")
+    ] = None,
+    plot: Plot = None,
+    tag: Tag = "",
+) -> None:
+    """Report how many questions are answered right, with the cache on and off."""
+    from ..bench.serving.client import Target
+    from ..bench.serving.gsm8k import Exam, run
+    from ..bench.serving.running import Outputs
+
+    target = Target(
+        base_url=base_url,
+        model=model,
+        api_key=api_key,
+        temperature=temperature,
+        ignore_eos=False,
+        extra_body=fields(extra_body),
+        timeout=timeout,
+    )
+    exam = Exam(
+        file=file,
+        num_questions=num_questions,
+        num_shots=num_shots,
+        max_tokens=max_tokens,
+        max_concurrency=max_concurrency,
+        cache_off_url=cache_off_url,
+        evict_between=evict_between,
+    )
+    raise typer.Exit(run(target, exam, Outputs(json, output_file, plot, tag)))
+
+
 def fields(text: str) -> dict[str, Any]:
     """The object in ``--extra-body``."""
     import json

@@ -58,7 +58,8 @@ ROUND: Mapping[str, tuple[str, int]] = {
 
 PASS: Mapping[str, tuple[str, int]] = {
     "accuracy": ("Accuracy", 3),
-    "invalid": ("Invalid", 3),
+    "invalid": ("Without a number", 3),
+    "differ": ("Texts that differ", 0),
 } | {name: SUMMARY[name] for name in SUMMARY if not name.endswith(("tpot_ms", "itl_ms"))}
 """Of each figure of a pass over the questions of GSM8K."""
 
