@@ -306,6 +306,20 @@ def gsm8k(
     raise typer.Exit(run(target, exam, Outputs(json, output_file, plot, tag)))
 
 
+@app.command()
+def report(
+    runs: Annotated[
+        list[Path],
+        typer.Argument(metavar="RUN.json...", help="What --json of serve, multiturn, gsm8k wrote."),
+    ],
+    output: Annotated[Path, typer.Option(help="The page.", metavar="FILE")] = Path("report.html"),
+) -> None:
+    """Join runs into one HTML page of tables and charts, which needs no network."""
+    from ..bench.serving.page import run
+
+    run(runs, output)
+
+
 def fields(text: str) -> dict[str, Any]:
     """The object in ``--extra-body``."""
     import json

@@ -55,7 +55,8 @@ def draw(panels: Sequence[Panel], file: Path | io.BytesIO, suffix: str | None = 
     ):
         for panel, axes in zip(panels, every, strict=True):
             for line in panel.lines:
-                axes.plot(line.xs, line.ys, marker=panel.marker, label=line.label)
+                # a label that starts with "_" would be hidden
+                axes.plot(line.xs, line.ys, marker=panel.marker, label=line.label.lstrip("_"))
             axes.set_xlabel(panel.x)
             axes.set_ylabel(panel.y)
             axes.set_ylim(bottom=0)
