@@ -1,6 +1,6 @@
 """An HTTP server on 127.0.0.1 that answers as a function says, byte for byte.
 
-``python tests/stub_server.py TOKENS`` serves completions of so many tokens, at once.
+``python tests/serving/stub_server.py TOKENS`` serves completions of so many tokens, at once.
 """
 
 from __future__ import annotations
