@@ -124,7 +124,7 @@ def test_connections_are_used_again() -> None:
     with serving(lambda path, body: Reply(streamed([1, 2]))) as stub:
 
         async def work() -> None:
-            async with connected(Target(base_url=stub.url)) as client:
+            async with connected(Target(base_url=stub.url, model="m")) as client:
                 for _ in range(5):
                     assert not (await client.send(Call({"prompt": [1]}, 2))).error
 

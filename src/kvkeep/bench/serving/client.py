@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import ssl
 import time
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -60,11 +61,20 @@ class Call:
 
 
 class Client:
-    """Sends requests. One per event loop; any number of requests at a time."""
+    """Sends requests. One per event loop; any number of requests at a time.
 
-    def __init__(self, target: Target, http: httpx.AsyncClient) -> None:
+    Each request that runs has a transport, with one connection, to itself. httpx's own pool looks
+    at all of its connections at each request: with 64 of them that took as long as the rest.
+    """
+
+    def __init__(self, target: Target, http: httpx.AsyncClient, verify: ssl.SSLContext) -> None:
         self.target = target
         self._http = http
+        self._verify = verify
+        self._urls = {path: httpx.URL(target.root + path) for path in (COMPLETIONS, CHAT)}
+        self._extensions = {"timeout": httpx.Timeout(target.timeout).as_dict()}
+        self._transports: list[httpx.AsyncHTTPTransport] = []
+        self._idle: list[httpx.AsyncHTTPTransport] = []  # the last was used last
         self._fields: dict[str, Any] = {
             "model": target.model,
             "temperature": target.temperature,
@@ -92,15 +102,41 @@ class Client:
         return gathered.answer(self.target.stream, call.prompt_tokens)
 
     async def _exchange(self, path: str, body: bytes, gathered: Gathered) -> None:
-        async with self._http.stream("POST", path, content=body) as response:
-            if not response.is_success:
-                text = (await response.aread()).decode(errors="replace")
-                raise Failure(f"HTTP {response.status_code}", _explained(text))
-            if self.target.stream:
-                async for event in events(response.aiter_bytes()):
-                    gathered.take(read_body(event), clock())
-            else:
-                gathered.take(read_body(await response.aread()), clock())
+        request = httpx.Request(
+            "POST",
+            self._urls[path],
+            headers=self._http.headers,
+            content=body,
+            extensions=self._extensions,
+        )
+        transport = self._idle.pop() if self._idle else self._connect()
+        try:
+            async with aclosing(await transport.handle_async_request(request)) as response:
+                await self._read(response, gathered)
+        finally:
+            self._idle.append(transport)
+
+    def _connect(self) -> httpx.AsyncHTTPTransport:
+        # Idle connections end before servers end theirs (uvicorn: after 5 s), which would fail the
+        # request that is just being sent.
+        limits = httpx.Limits(keepalive_expiry=2.0)
+        self._transports.append(httpx.AsyncHTTPTransport(verify=self._verify, limits=limits))
+        return self._transports[-1]
+
+    async def _read(self, response: httpx.Response, gathered: Gathered) -> None:
+        if not response.is_success:
+            text = (await response.aread()).decode(errors="replace")
+            raise Failure(f"HTTP {response.status_code}", _explained(text))
+        if self.target.stream:
+            async for event in events(response.aiter_bytes()):
+                gathered.take(read_body(event), clock())
+        else:
+            gathered.take(read_body(await response.aread()), clock())
+
+    async def close(self) -> None:
+        """Close all connections."""
+        for transport in self._transports:
+            await transport.aclose()
 
     async def post(self, path: str, body: Mapping[str, Any]) -> int:
         """The HTTP status of an administrative request.
@@ -126,18 +162,21 @@ async def connected(target: Target) -> AsyncGenerator[Client, None]:
     headers = {"accept-encoding": "identity", "content-type": "application/json"}
     if target.api_key:
         headers["authorization"] = f"Bearer {target.api_key}"
+    verify = httpx.create_ssl_context(trust_env=False)
     async with httpx.AsyncClient(
         base_url=target.root,
         headers=headers,
         timeout=target.timeout,
-        # No limit: who sends says how many run at a time. Idle connections end before servers end
-        # theirs (uvicorn: after 5 s), which would fail the request that is just being sent.
-        limits=httpx.Limits(keepalive_expiry=2.0),
+        verify=verify,
         trust_env=False,
     ) as http:
         if not target.model:
             target = replace(target, model=await _first_model(target, http))
-        yield Client(target, http)
+        client = Client(target, http, verify)
+        try:
+            yield client
+        finally:
+            await client.close()
 
 
 async def _first_model(target: Target, http: httpx.AsyncClient) -> str:

@@ -94,7 +94,7 @@ def multiturn_panels(runs: Sequence[tuple[str, Run]]) -> list[Panel]:
         for label, run in runs:
             told = [r for r in run["rounds"] if r[name] is not None]
             if told:
-                lines.append(Line(label, [r["round"] for r in told], [r[name] for r in told]))
+                lines.append(Line(label, [str(r["round"]) for r in told], [r[name] for r in told]))
         if lines:
             panels.append(Panel("round", title, lines, "o"))
     return panels
