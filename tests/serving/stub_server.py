@@ -48,10 +48,11 @@ def streamed(
 
 @dataclass
 class Stub:
-    """``respond(path, body)`` answers every POST but those to ``models``."""
+    """``respond(path, body)`` answers what is posted; ``pages`` what is got, in turns."""
 
     respond: Respond
     models: Reply = field(default_factory=lambda: whole({"data": [{"id": "stub"}]}))
+    pages: dict[str, list[Reply]] = field(default_factory=dict)
     requests: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
     connections: int = 0
@@ -79,12 +80,15 @@ class Stub:
         headers = {k.lower(): v.strip() for k, _, v in (line.partition(":") for line in lines)}
         content = await reader.readexactly(int(headers.get("content-length", 0)))
         self.headers.append(headers)
-        path = first.split()[1]
+        verb, path, _ = first.split()
         self.running += 1
         self.most = max(self.most, self.running)
         await asyncio.sleep(0)  # others may come
         if path == "/v1/models":
             reply = self.models
+        elif verb == "GET":
+            pages = self.pages.get(path, [])
+            reply = pages.pop(0) if pages else whole({"detail": "Not Found"}, 404)
         else:
             body = json.loads(content)
             self.requests.append((path, body))

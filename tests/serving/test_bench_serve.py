@@ -175,3 +175,37 @@ def test_another_first_word_is_a_part() -> None:
         bench("nonsense", "--quick")
     with pytest.raises(ConfigError, match="cannot bench 'nonsense'"):
         bench("--quick", "nonsense")
+
+
+def metrics(accepted: float, drafts: float) -> Reply:
+    name = "vllm:spec_decode_num"
+    lines = [
+        "# HELP vllm:spec_decode_num_drafts_total x",
+        f'{name}_drafts_total{{engine="0",model_name="m"}} {drafts - 1}',
+        f'{name}_drafts_total{{engine="1",model_name="m"}} 1.0',
+        f'{name}_accepted_tokens_total{{engine="0"}} {accepted}',
+        f'{name}_accepted_tokens_per_pos_total{{engine="0",position="0"}} 7.0',
+    ]
+    return Reply(["\n".join(lines).encode()])
+
+
+INFO = {"internal_states": [{"avg_spec_accept_length": 3.25}]}
+
+
+@pytest.mark.parametrize(
+    ("pages", "said", "expected"),
+    [
+        ({"/metrics": [metrics(100, 50), metrics(160, 80)]}, {}, "3.000"),
+        ({"/metrics": [metrics(100, 50), metrics(100, 50)]}, {}, None),
+        ({"/server_info": [whole({}), whole(INFO)]}, {}, "3.250"),
+        ({"/server_info": [whole({}), whole({"internal_states": []})]}, {}, None),
+        ({"/server_info": [whole(INFO), whole(INFO)]}, {"kvkeep": HIT}, "2.500"),
+    ],
+)
+def test_where_accept_lengths_come_from(
+    pages: dict[str, list[Reply]], said: dict[str, Any], expected: str | None
+) -> None:
+    with serving(lambda *_: Reply(streamed([1], **said)), pages=pages) as stub:
+        code, output = bench("serve", "--base-url", stub.url, "--num-prompts", 2)
+    assert code == 0
+    assert figures(output).get("Accept length") == expected

@@ -133,6 +133,14 @@ class Client:
         else:
             gathered.take(read_body(await response.aread()), clock())
 
+    async def get(self, path: str) -> str:
+        """The body at ``path``; empty if the server has none there."""
+        try:
+            response = await self._http.get(path)
+        except httpx.HTTPError:
+            return ""
+        return response.text if response.is_success else ""
+
     async def close(self) -> None:
         """Close all connections."""
         for transport in self._transports:

@@ -15,6 +15,7 @@ from .plots import draw, serve_panels
 from .prompts import IdSource, WordSource, file_calls, lengths, random_calls, read_tokenizer
 from .running import Outputs, arrivals, exit_code, finished, offer, progress
 from .show import SUMMARY, console, print_failures, print_rows, rows
+from .speculation import speculation
 
 RANDOM = "random"
 
@@ -63,10 +64,13 @@ def run(target: Target, load: Load, outputs: Outputs) -> int:
     due = arrivals(len(calls), load.request_rate, random)
     answers: dict[int, Answer] = {}  # by index of the call, in the order in which they ended
 
+    told: float | None = None  # accept length, by the server instead of its answers
+
     async def work() -> None:
-        nonlocal target
+        nonlocal target, told
         async with connected(target) as client:
             target = client.target
+            before = await speculation(client)
             with progress(len(calls), "bench serve") as show:
 
                 def done(index: int, answer: Answer) -> None:
@@ -74,12 +78,14 @@ def run(target: Target, load: Load, outputs: Outputs) -> int:
                     show(answer)
 
                 await offer(calls, due, load.max_concurrency, client.send, done)
+            told = (await speculation(client)).since(before)
 
     whole = finished(work())
     summary = summarise(answers.values())
     begin = min((answer.start for answer in answers.values()), default=0.0)
     lines = [request_line(index, due[index], a, begin) for index, a in sorted(answers.items())]
     figures = summary.flat() | {
+        "accept_length": told if summary.accept_length is None else summary.accept_length,
         "unfinished": len(calls) - len(answers) or None,
         "mean_wait_ms": per(sum(line["wait_ms"] for line in lines), len(lines)),
     }
