@@ -15,6 +15,7 @@ from stub_server import Reply, serving, streamed, whole
 from kvkeep.bench.serving import prompts
 from kvkeep.bench.serving.client import CHAT, COMPLETIONS
 from kvkeep.bench.serving.figures import summarise
+from kvkeep.bench.serving.serve import request_line
 from kvkeep.schema import ConfigError
 
 
@@ -47,6 +48,18 @@ def test_a_report_of_known_timings() -> None:
     quantiles = summary.quantiles()["ttft_ms"]
     assert len(quantiles) == 101
     assert (quantiles[0], quantiles[100]) == pytest.approx((100, 500))
+
+
+def test_the_line_of_a_request() -> None:
+    got = answer(12.0, 12.5, 12.75, end=13.0, prompt_tokens=9, output_tokens=4, tiers={"host": 2})
+    line = request_line(3, 1.25, got, 10.0)
+    expected = {
+        "index": 3, "due_s": 1.25, "start_s": 2.0, "wait_ms": 750.0, "ttft_ms": 500.0,
+        "latency_ms": 1000.0, "itl_ms": [250.0], "prompt_tokens": 9, "output_tokens": 4,
+        "cached_tokens": None, "cached_tokens_by_tier": {"host": 2}, "error": None,
+    }  # fmt: skip
+    assert {name: line[name] for name in expected} == expected
+    assert request_line(3, 2.5, got, 10.0)["wait_ms"] == 0
 
 
 def test_what_is_not_reported_is_not_zero() -> None:
