@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kvkeep.output import writable, write_json
+from kvkeep.output import writable, write_json, write_json_lines
 from kvkeep.schema import ConfigError
 
 
@@ -48,6 +48,13 @@ def test_figures_are_written_for_people_and_programs(tmp_path: Path) -> None:
     assert json.loads(text) == {"a": [1, 2.5], "b": None}
     assert text.startswith("{\n  ")
     assert text.endswith("}\n")
+
+
+def test_lines_for_programs(tmp_path: Path) -> None:
+    write_json_lines(tmp_path / "x.jsonl", [{"a": "b\nc"}, [1]])
+    text = (tmp_path / "x.jsonl").read_text()
+    assert [json.loads(line) for line in text.splitlines()] == [{"a": "b\nc"}, [1]]
+    assert text.endswith("]\n")
 
 
 def test_a_disk_that_is_full_at_last_is_no_traceback() -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from .schema import ConfigError
 
@@ -34,13 +34,27 @@ def chart(file: Path, width: float = 7, height: float = 4.5) -> Iterator[Any]:
     Raises:
         ConfigError: the format is unknown, or the file cannot be written.
     """
+    with charts(file, 1, width, height) as (axes,):
+        yield axes
+
+
+@contextmanager
+def charts(
+    file: Path | IO[bytes], count: int, width: float, height: float, suffix: str | None = None
+) -> Iterator[Sequence[Any]]:
+    """``count`` axes side by side, as :func:`chart`.
+
+    Args:
+        suffix: the format, without a dot; None: as the file's name ends.
+    """
     from matplotlib.figure import Figure  # without pyplot: no display, nothing global
 
     figure = Figure(figsize=(width, height), layout="constrained")
-    axes = figure.subplots()
-    yield axes
-    axes.grid(alpha=0.3)
+    every = figure.subplots(1, count, squeeze=False)[0]
+    yield every
+    for axes in every:
+        axes.grid(alpha=0.3)
     try:
-        figure.savefig(file)
+        figure.savefig(file, format=suffix)
     except (OSError, ValueError) as error:
         raise ConfigError(f"cannot write the plot: {error}") from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 from .schema import ConfigError
@@ -35,7 +36,25 @@ def write_json(path: Path, value: object) -> None:
     Raises:
         ConfigError: the file cannot be written.
     """
+    write_text(path, json.dumps(value, indent=2) + "\n")
+
+
+def write_json_lines(path: Path, values: Iterable[object]) -> None:
+    """Write each value as JSON on a line of its own.
+
+    Raises:
+        ConfigError: the file cannot be written.
+    """
+    write_text(path, "".join(f"{json.dumps(value)}\n" for value in values))
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write ``text`` as UTF-8.
+
+    Raises:
+        ConfigError: the file cannot be written.
+    """
     try:
-        path.write_text(json.dumps(value, indent=2) + "\n")
+        path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"cannot write {path}: {error.strerror}") from error

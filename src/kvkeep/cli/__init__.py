@@ -72,7 +72,7 @@ def kvkeep(
 for name, (function, _) in CONFIGURED.items():
     app.command(name, help=inspect.getdoc(function))(lambda: None)
 app.command()(demo.demo)
-app.command()(bench.bench)
+app.add_typer(bench.app, name="bench")
 app.command()(sizes.sizes)
 app.add_typer(cache.app, name="cache")
 
