@@ -103,7 +103,10 @@ class TestMessages:
         client = EngineClient(engine)
         assert client.info.name == "fake"
         *pieces, end = [one async for one in client.generate(ask("a", [97, 98]))]
-        assert pieces == [Piece("a", [97 + i % 2], 1, text="ab"[i % 2]) for i in range(4)]
+        cached = [3, 0, 0, 0]  # in the first output
+        assert pieces == [
+            Piece("a", [97 + i % 2], 1, cached=cached[i], text="ab"[i % 2]) for i in range(4)
+        ]
         assert isinstance(end, Finished)
         assert end.usage.completion_tokens == 4
         assert await client.evict("host") == 7

@@ -652,8 +652,8 @@ def test_what_cannot_be_written_is_told_before_the_replay(
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ("--eviction fifo", "--eviction-policy must be one of lru, lfu, priority, not 'fifo'"),
-        ("--write-policy never", "--hicache-write-policy must be one of write_through,"),
+        ("--eviction fifo", "--eviction must be one of lru, lfu, priority, not 'fifo'"),
+        ("--write-policy never", "--write-policy must be one of write_through,"),
         ("--write-through-threshold 0", "--write-through-threshold must be at least 1, not 0"),
     ],
 )

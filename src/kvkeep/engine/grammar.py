@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import torch
 from llguidance import LLMatcher, LLTokenizer
-from llguidance.hf import from_tokenizer
 from torch import Tensor
 
 from ..schema import RequestError
@@ -79,6 +78,8 @@ class Grammars:
         except ValueError as error:
             raise RequestError(f"the {grammar.kind} cannot be used: {error}") from None
         if self._prepared is None:
+            from llguidance.hf import from_tokenizer  # imports transformers
+
             self._prepared = from_tokenizer(self._tokenizer, n_vocab=self._vocab_size)
         matcher = LLMatcher(self._prepared, compiled)
         if matcher.is_error():
