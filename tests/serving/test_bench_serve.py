@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -147,6 +148,15 @@ def test_a_file_of_requests_is_sent(tmp_path: Path) -> None:
         assert (sent["cache_salt"], sent["temperature"], sent["stream"]) == ("x", 0.5, False)
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """SIGINT raises, also where the tests were started in the background of a shell."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_ctrl_c_reports_what_is_there(tmp_path: Path) -> None:
     def respond(path: str, body: dict[str, Any]) -> Reply:
         if len(stub.requests) == 3:
