@@ -1,13 +1,23 @@
-"""Settings that every test runs with."""
+"""Settings that every test runs with, and a server without a model.
+
+Fixtures import what they need: tests of a GPU run where little is installed.
+"""
+
+from __future__ import annotations
 
 import os
 import sys
 import threading
-from collections.abc import Generator
+from collections.abc import AsyncIterator, Generator, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    import httpx
+    from fake_engine import FakeEngine
 
 CORE = Path(__file__).parent / "core"
 STORES = ("test_file_store", "test_index", "test_record", "test_slab", "test_store")
@@ -66,3 +76,28 @@ def _measures(config: pytest.Config) -> bool:
 @pytest.fixture
 def anyio_backend() -> str:
     return "asyncio"
+
+
+@pytest.fixture
+def engine() -> Iterator[FakeEngine]:
+    """An engine without a model."""
+    from fake_engine import FakeEngine
+
+    engine = FakeEngine()
+    yield engine
+    engine.close()
+
+
+@pytest.fixture
+async def http(engine: FakeEngine, anyio_backend: str) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of a server on that engine, in this process."""
+    import httpx
+    from fake_engine import FakeTokenizer
+
+    from kvkeep.engine.client import EngineClient
+    from kvkeep.server.app import create_app
+
+    app = create_app(EngineClient(engine), FakeTokenizer())
+    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=transport, base_url="http://kvkeep") as client:
+        yield client

@@ -23,13 +23,6 @@ EXPLAIN, COMPLETIONS = "/cache/explain/", "/v1/completions"
 
 
 @pytest.fixture
-def engine() -> Iterator[FakeEngine]:
-    engine = FakeEngine()
-    yield engine
-    engine.close()
-
-
-@pytest.fixture
 def http(engine: FakeEngine) -> Iterator[httpx.Client]:
     """A client of a real server on a free port."""
     server = uvicorn.Server(

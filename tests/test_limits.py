@@ -42,13 +42,6 @@ def configured(**limits: Any) -> ServerConfig:
 
 
 @pytest.fixture
-def engine() -> Iterator[FakeEngine]:
-    engine = FakeEngine()
-    yield engine
-    engine.close()
-
-
-@pytest.fixture
 async def http(engine: FakeEngine, anyio_backend: str) -> AsyncIterator[httpx.AsyncClient]:
     api = configured(max_body_bytes=100_000, body_timeout=0.2, max_prompts=3, max_stop_strings=2)
     app = create_app(EngineClient(engine), FakeTokenizer(), api)

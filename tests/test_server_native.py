@@ -3,32 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import httpx
 import pytest
-from fake_engine import FakeEngine, FakeTokenizer
-
-from kvkeep.engine.client import EngineClient
-from kvkeep.server.app import create_app
+from fake_engine import FakeEngine
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture
-def engine() -> Iterator[FakeEngine]:
-    engine = FakeEngine()
-    yield engine
-    engine.close()
-
-
-@pytest.fixture
-async def http(engine: FakeEngine, anyio_backend: str) -> AsyncIterator[httpx.AsyncClient]:
-    app = create_app(EngineClient(engine), FakeTokenizer())
-    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
-    async with httpx.AsyncClient(transport=transport, base_url="http://kvkeep") as client:
-        yield client
 
 
 async def generate(http: httpx.AsyncClient, new: int = 3, **body: Any) -> Any:

@@ -3,35 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import httpx
 import pytest
-from fake_engine import FakeEngine, FakeTokenizer
+from fake_engine import FakeEngine
 
-from kvkeep.engine.client import EngineClient
 from kvkeep.engine.messages import Grammar
-from kvkeep.server.app import create_app
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 TALK = [{"role": "user", "content": "hi"}]
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
-
-
-@pytest.fixture
-def engine() -> Iterator[FakeEngine]:
-    engine = FakeEngine()
-    yield engine
-    engine.close()
-
-
-@pytest.fixture
-async def http(engine: FakeEngine, anyio_backend: str) -> AsyncIterator[httpx.AsyncClient]:
-    app = create_app(EngineClient(engine), FakeTokenizer())
-    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
-    async with httpx.AsyncClient(transport=transport, base_url="http://kvkeep") as client:
-        yield client
 
 
 async def post(http: httpx.AsyncClient, path: str, **body: Any) -> Any:
