@@ -82,6 +82,7 @@ class FakeEngine:
     )
     tokenizer: FakeTokenizer = field(default_factory=FakeTokenizer)
     lost: KvkeepError | None = None
+    restarts: int = 0
     received: list[Request] = field(default_factory=list)
     steps: int = 0
 

@@ -16,11 +16,12 @@ import pytest
 from fake_engine import FakeEngine, FakeTokenizer
 from fastapi import FastAPI
 
+from kvkeep import logs
 from kvkeep.core.cache import Cache
 from kvkeep.engine.client import EngineClient
 from kvkeep.engine.config import EngineConfig
 from kvkeep.schema import Component, ConfigError, Group, Identity, Schema
-from kvkeep.server.access import ADMIN, METRICS, OPEN, configure_logging
+from kvkeep.server.access import ADMIN, METRICS, OPEN
 from kvkeep.server.app import create_app
 from kvkeep.server.config import ApiConfig, ServerConfig
 from kvkeep.server.figures import HELP, ZEROS
@@ -200,7 +201,7 @@ class TestIds:
         level = logging.getLogger("kvkeep").level
         root.handlers.clear()
         try:
-            configure_logging("info")
+            logs.configure(logs.Choice("INFO"))
             engine.failure, engine.fail_after = ("StoreError", "gone"), 1
             for stream in (False, True):
                 body = {"prompt": "a", "stream": stream}
@@ -302,6 +303,7 @@ class TestCounts:
         named = re.findall(r'(?:counts|figures)\[\s*f?"(\w+)|"(\w+_total)\b', text)
         names = {counted or figure for figure, counted in named} | {x for x, _ in named if x}
         schema = Schema(Identity("m"), 4, (Group("g", (Component("k", (0,), (1,), "U8"),)),))
+        names |= set(re.findall(r"\b(\w+_per_second)\b", text))
         with Cache(schema, [4], [4], DictStore(), media=TruthMedia([4], [4])) as cache:
             names |= {name.split("{")[0] for name in cache.figures()}
         assert {"hit_tokens_total", "leases", "steps_total"} <= names

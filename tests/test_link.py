@@ -20,6 +20,7 @@ from fake_engine import FakeTokenizer
 from processes import ended
 from remote_engines import MAKE
 
+from kvkeep import logs
 from kvkeep.engine import link
 from kvkeep.engine.client import EngineClient, Piece
 from kvkeep.engine.errors import EngineDied
@@ -327,7 +328,7 @@ class TestDeath:
         """A failed start is a death: it is tried again, until it was too often."""
         engine = RemoteEngine({"home": tmp_path}, FakeTokenizer, make=MAKE)
         heard, failed = hear(engine, 1)
-        engine._start = "remote_engines:broken", ConfigError("disk on fire"), 30, 0.0
+        engine._start = "remote_engines:broken", ConfigError("disk on fire"), logs.Choice(), 0.0
         engine.start()
         engine.send(Evict("a", "exit"))
         assert failed.wait(60)

@@ -10,7 +10,7 @@ import atexit
 import time
 import weakref
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Self
 
 import numpy as np
@@ -360,11 +360,13 @@ class Cache:
         for name, speed in speeds.items():
             if seconds := speed.seconds(1):
                 figures[name] = 1 / seconds
-        for name, label, counts in (
+        by_label: tuple[tuple[str, str, Mapping[str, float]], ...] = (
             ("moved_bytes_total", "lane", transfers.moved),
+            ("lane_seconds_total", "lane", transfers.seconds_at_work),
             ("transfer_faults_total", "lane", transfers.faults),
             ("storage_faults_total", "kind", self.store.faults if self.store else {}),
-        ):
+        )
+        for name, label, counts in by_label:
             for what, count in dict(counts).items():
                 figures[f"{name}{{{label}={what}}}"] = count
         return figures

@@ -44,12 +44,15 @@ class LaneWork:
         self._groups = schema.groups
         self._media, self._storage, self._faults = media, storage, faults
         self.moved: Counter[str] = Counter()  # bytes that landed, by route
+        self.seconds: dict[str, float] = {}  # at work, by lane
         self.speeds = {LOAD: Speed(), READ: Speed()}  # bytes
 
     def contained(self, name: str, work: Callable[[list[J]], None]) -> Callable[[list[J]], None]:
         """``work`` that never raises: an exception fails the batch and is counted."""
+        self.seconds[name] = 0.0
 
         def run(batch: list[J]) -> None:
+            began = time.monotonic()
             try:
                 work(batch)
             except BaseException as error:
@@ -58,6 +61,8 @@ class LaneWork:
                 self._faults[name] += 1
                 for job in batch:
                     job.fail()
+            finally:
+                self.seconds[name] += time.monotonic() - began
 
         return run
 

@@ -48,7 +48,7 @@ class Transfers:
         self.faults: Counter[str] = Counter()  # contained failures, by lane or verb
         self.storage = Storage(schema, store, stall_seconds, self.faults)
         work = LaneWork(schema, media, self.storage, self.faults)
-        self.moved, self.speeds = work.moved, work.speeds
+        self.moved, self.seconds_at_work, self.speeds = work.moved, work.seconds, work.speeds
         self.tickets: list[Ticket] = []  # submitted and not collected, in order
         self._asked: list[Inquiry] = []  # the same of inquiries
         self._listener = Listener()

@@ -24,6 +24,7 @@ from typing import Any
 import msgspec
 import zmq
 
+from .. import logs
 from ..schema import ConfigError, KvkeepError
 from .errors import EngineDied
 from .link import SECONDS, NotStarted, Ready, encode, pull, push
@@ -52,9 +53,8 @@ def main() -> None:
             raise
         return  # the parent was interrupted and has given up
     leave = _Leave(lifeline, directory)
-    make, config, log_level, leave.grace = pickle.loads(requests.recv())
-    logging.basicConfig()
-    logging.getLogger("kvkeep").setLevel(log_level)
+    make, config, choice, leave.grace = pickle.loads(requests.recv())
+    logs.configure(choice)
     try:
         engine = pkgutil.resolve_name(make)(config)
     except Exception as error:

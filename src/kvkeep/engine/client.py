@@ -45,6 +45,10 @@ class EngineLink(Protocol):
     def tokenizer(self) -> Any:
         """The model's Hugging Face tokenizer, a fast one."""
 
+    @property
+    def restarts(self) -> int:
+        """Times that the engine died and was started again."""
+
     def send(self, message: Request) -> None:
         """Queue a message for the engine. Thread-safe, does not block. Raises :class:`Closed`."""
 
@@ -123,6 +127,11 @@ class EngineClient:
     async def figures(self) -> dict[str, float]:
         """Return the engine's metrics by name; see :class:`~kvkeep.engine.messages.Figures`."""
         return (await self._ask(Ask(_new_id()), Figures)).values
+
+    @property
+    def restarts(self) -> int:
+        """Times that the engine died and was started again."""
+        return self._link.restarts
 
     def drain(self) -> None:
         """Refuse requests to generate from now on; those that run go on. Any thread."""

@@ -67,7 +67,7 @@ class Engine:
         ConfigError: the models cannot be loaded, or the settings do not fit them or the memory.
     """
 
-    lost = None  # an engine on a thread lives as long as its process
+    lost, restarts = None, 0  # an engine on a thread lives as long as its process
 
     def __init__(self, config: EngineConfig, store: OpenStore = open_store) -> None:
         parts = build(config, store)

@@ -38,6 +38,7 @@ from typing import Any
 import msgspec
 import zmq
 
+from .. import logs
 from ..schema import Closed, ConfigError, KvkeepError, RequestError
 from .errors import EngineDied, error_named
 from .messages import Abort, Failed, ModelInfo, Output, Reply, Request
@@ -209,8 +210,7 @@ class RemoteEngine:
         grace: float = 30.0,
         make: str = ENGINE,
     ) -> None:
-        level = logging.getLogger("kvkeep").getEffectiveLevel()
-        self._start = make, config, level, grace
+        self._start = make, config, logs.chosen(), grace
         with contextlib.ExitStack() as on_error:
             self._context: zmq.Context[Any] = zmq.Context()
             on_error.callback(self._context.term)
@@ -220,6 +220,7 @@ class RemoteEngine:
             self.info = self._child.started()
             on_error.pop_all()
         self.lost: EngineDied | None = None  # set once the process is not started again
+        self.restarts = 0  # times that the process was started again
         self._callback: Callable[[Reply], None] = lambda _: None
         self._lock = threading.Lock()  # for all below, and for sending
         self._refusal: Closed | None = None  # why nothing can be sent now
@@ -352,6 +353,7 @@ class RemoteEngine:
         except KvkeepError as error:
             log.error("the engine did not start again: %s", error)
             return
+        self.restarts += 1
         with self._lock:
             if not self._closing:
                 self._refusal = None

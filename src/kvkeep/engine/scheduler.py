@@ -143,6 +143,7 @@ class Scheduler:
             seq.lease, seq.prefetch = lease, None
             self.waiting.remove(seq)
             self.running.append(seq)
+            self.counts["admitted_tokens_total"] += seq.length
 
     def _total(self, seq: RequestState) -> int:
         """Tokens for which ``seq`` and all running requests are expected to need slots."""

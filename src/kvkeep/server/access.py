@@ -1,4 +1,4 @@
-"""Who may ask, and which request a log line is about."""
+"""Who may ask, and what a request is called."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import re
 import time
 import uuid
 from collections.abc import Callable
-from contextvars import ContextVar
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from .. import logs
 from .config import ApiConfig
 from .errors import ID_HEADER, unauthorized
 
@@ -27,7 +27,6 @@ METRICS = "/metrics"
 
 logger = logging.getLogger(__name__)
 
-_id: ContextVar[str] = ContextVar("request id", default="-")
 _GIVEN_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 
 
@@ -88,24 +87,11 @@ class Requests:
                 MutableHeaders(scope=message)[ID_HEADER] = name
             await send(message)
 
-        token = _id.set(name)
+        token = logs.request.set(name)
         try:
             await self._app(scope, receive, named)
         finally:
             self._count(scope["path"], status)
             seconds = time.perf_counter() - begin
             logger.info("%s %s: %d in %.3f s", scope["method"], scope["path"], status, seconds)
-            _id.reset(token)
-
-
-def configure_logging(level: str) -> None:
-    """Log kvkeep's lines from ``level`` on to stderr, each with the id of its request."""
-    logging.basicConfig(format="%(levelname)s:%(name)s:%(request)s: %(message)s")
-    for handler in logging.getLogger().handlers:
-        handler.addFilter(_name)
-    logging.getLogger("kvkeep").setLevel(level.upper())
-
-
-def _name(record: logging.LogRecord) -> bool:
-    record.request = _id.get()
-    return True
+            logs.request.reset(token)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from typing import Any
 
 from fastapi import APIRouter, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from ..schema import RequestError
+from ..schema import KvkeepError, RequestError
 from .protocol import AbortRequest, EvictRequest
 from .service import Service
+
+SCRAPE_SECONDS = 5.0  # less than the 10 s after which Prometheus gives up
 
 
 def routes(service: Service) -> APIRouter:
@@ -19,8 +23,11 @@ def routes(service: Service) -> APIRouter:
 
     @router.get("/metrics")
     async def metrics() -> Response:
-        """All metrics in the Prometheus text format."""
-        text = service.metrics.render(await client.figures())
+        """All metrics in the Prometheus text format; those of the engine only if it answers."""
+        figures = None
+        with contextlib.suppress(TimeoutError, KvkeepError):
+            figures = await asyncio.wait_for(client.figures(), SCRAPE_SECONDS)
+        text = service.metrics.render(figures, client.restarts)
         return Response(text, media_type=CONTENT_TYPE_LATEST)
 
     @router.post("/kvkeep/evict")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 from fastapi import FastAPI
@@ -11,6 +14,7 @@ from ..engine.config import EngineConfig
 from . import admin, chat, completions, errors, explain, native, tokenize
 from . import info as info_room
 from .access import Keys, Requests
+from .activity import Activity
 from .config import ServerConfig
 from .defaults import chat_template, sampling_defaults
 from .explain import Recent
@@ -44,7 +48,15 @@ def create_app(
     encoder = Encoder(tokenizer, info.context_length, info.vocab_size, api.max_prompts)
     recent = Recent()
     service = Service(client, encoder, api, Running(client), recent, Metrics(), defaults)
-    app = FastAPI(title="kvkeep")
+    activity = Activity(client, service.metrics.counts)
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        reporting = asyncio.create_task(activity.report())
+        yield
+        reporting.cancel()
+
+    app = FastAPI(title="kvkeep", lifespan=lifespan)
     routers = [room.routes(service) for room in (completions, native, chat, tokenize, admin)]
     for router in (*routers, info_room.routes(service, config), explain.routes(recent)):
         app.include_router(router)

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from .. import logs
 from ..engine.config import EngineConfig
 from ..schema import ConfigError
 from ..settings import REQUESTS, SERVER, check, flag, setting
@@ -81,6 +82,9 @@ class ServerConfig:
         "finish, then storage gets what it lacks.", least=0,
     )  # fmt: skip
 
+    log_format: str = setting(
+        "text", SERVER, "How log lines look; json: an object per line.", choices=tuple(logs.FORMS)
+    )
     enable_metrics: bool = setting(False, SERVER, "As in SGLang. /metrics is always there.")
     enable_hierarchical_cache: bool = setting(
         False, SERVER, "As in SGLang. The host tier is always there; --hicache-ratio sizes it."

@@ -8,19 +8,34 @@ from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from typing import cast
 
 from fastapi.routing import APIRoute
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Histogram,
+    disable_created_metrics,
+    generate_latest,
+)
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 from starlette.routing import BaseRoute
 
 from ..engine.client import Piece
 from ..engine.messages import TIERS, Finished
+from .activity import finished
 from .figures import HELP, ZEROS
 
+# They are a time beside each counter, and would double the page.
+disable_created_metrics()  # type: ignore[no-untyped-call]
+
 PREFIX = "kvkeep"
-_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
+_BUCKETS = (
+    *(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0),
+    *(120.0, 300.0, 600.0),
+)
 OUTCOMES = ("stop", "length", "abort", "error", "disconnect")
-STATUSES = (200, 400, 401, 404, 408, 413, 429, 499, 500, 503, 504)  # of endpoints that generate
+STATUSES = (200, 401, 500, 503)  # of all endpoints
+MORE_STATUSES = (400, 404, 408, 413, 429, 499, 504)  # of those that generate
+OTHER = "other", (401, 404)  # paths that do not exist, and what they get
 _NAME = re.compile(r"(?P<name>\w+)(?:\{(?P<labels>[^}]*)\})?")
 
 
@@ -36,9 +51,18 @@ class Metrics:
             "http_responses", "HTTP responses by endpoint and status", "endpoint", "status"
         )
         self._routes: list[APIRoute] = []
+        for status in OTHER[1]:
+            self._responses.labels(OTHER[0], str(status))
+        self.counts = dict.fromkeys(
+            ("generation_tokens_total", "speculative_rounds_total", "speculative_tokens_total"), 0.0
+        )
+        """Tokens that were sent, rounds of speculation, and tokens that those brought, so far."""
+        self._queued = self._seconds("queue_time", "From the engine's receipt to the first step")
         self._first = self._seconds("time_to_first_token", "From the request to its first token")
         self._each = self._seconds("time_per_output_token", "Mean time per token after the first")
-        self._rounds, self._accepted = 0, 0.0  # speculative rounds, and the tokens they brought
+        self._gaps = self._seconds(
+            "inter_token_latency", "Between two pieces of an answer, per token of the second"
+        )
         self._whole = self._seconds("e2e_request_latency", "From the request to its last token")
         self._lengths = Histogram(
             "accept_length",
@@ -60,7 +84,7 @@ class Metrics:
             route = cast(APIRoute, route)
             self._routes.append(route)
             generates = "generate" in route.tags
-            for status in STATUSES if generates else (200,):
+            for status in STATUSES + (MORE_STATUSES if generates else ()):
                 self._responses.labels(route.path, str(status))
             for outcome in OUTCOMES if generates else ():
                 self._requests.labels(route.path, outcome)
@@ -68,12 +92,13 @@ class Metrics:
     def responded(self, path: str, status: int) -> None:
         """Count a response."""
         matching = (one.path for one in self._routes if one.path_regex.fullmatch(path))
-        self._responses.labels(next(matching, "other"), str(status)).inc()
+        self._responses.labels(next(matching, OTHER[0]), str(status)).inc()
 
     @property
     def accept_length(self) -> float | None:
         """Mean tokens per speculative round since the start; None: there was none."""
-        return self._accepted / self._rounds if self._rounds else None
+        rounds = self.counts["speculative_rounds_total"]
+        return self.counts["speculative_tokens_total"] / rounds if rounds else None
 
     def _seconds(self, name: str, text: str) -> Histogram:
         return Histogram(
@@ -86,6 +111,7 @@ class Metrics:
         """Yield ``replies`` unchanged while counting and timing them."""
         begin = time.perf_counter()
         first: dict[str, float] = {}
+        last: dict[str, float] = {}
         outcome = "disconnect"  # the consumer closed this generator early, unless set below
         try:
             async for reply in replies:
@@ -93,8 +119,13 @@ class Metrics:
                 if isinstance(reply, Finished):
                     self._finished(reply, begin, first.get(reply.id, now), now)
                     self._requests.labels(endpoint, reply.reason).inc()
-                elif reply.tokens and reply.id not in first:
-                    first[reply.id] = now
+                elif reply.tokens:
+                    self.counts["generation_tokens_total"] += len(reply.tokens)
+                    if reply.id in first:
+                        self._gaps.observe((now - last[reply.id]) / len(reply.tokens))
+                    else:
+                        first[reply.id] = now
+                    last[reply.id] = now
                 yield reply
             outcome = ""
         except Exception:
@@ -106,24 +137,31 @@ class Metrics:
                 self._requests.labels(endpoint, outcome).inc()
 
     def _finished(self, reply: Finished, begin: float, first: float, now: float) -> None:
+        usage = reply.usage
+        self._queued.observe(usage.wait_ms / 1e3)
         self._first.observe(first - begin)
         self._whole.observe(now - begin)
-        self._rounds += reply.usage.verify_steps
-        self._accepted += reply.usage.verify_steps * (reply.usage.accept_length or 0.0)
-        if reply.usage.accept_length is not None:
-            self._lengths.labels(reply.usage.tier_of_hit).observe(reply.usage.accept_length)
-        if reply.usage.completion_tokens > 1:
-            self._each.observe((now - first) / (reply.usage.completion_tokens - 1))
+        self.counts["speculative_rounds_total"] += usage.verify_steps
+        self.counts["speculative_tokens_total"] += usage.verify_steps * (usage.accept_length or 0)
+        if usage.accept_length is not None:
+            self._lengths.labels(usage.tier_of_hit).observe(usage.accept_length)
+        if usage.completion_tokens > 1:
+            self._each.observe((now - first) / (usage.completion_tokens - 1))
+        finished(reply, first - begin, now - begin)
 
-    def render(self, figures: Mapping[str, float]) -> bytes:
-        """All metrics in the Prometheus text format; ``figures`` are the engine's."""
-        engine = CollectorRegistry()
-        rounds = {
-            "speculative_rounds_total": float(self._rounds),
-            "speculative_tokens_total": self._accepted,
-        }
-        engine.register(_Figures({**ZEROS, **rounds, **figures}))
-        return generate_latest(self._registry) + generate_latest(engine)
+    def render(self, figures: Mapping[str, float] | None, restarts: int = 0) -> bytes:
+        """All metrics in the Prometheus text format.
+
+        Args:
+            figures: the engine's; None: it does not answer. Then they are left out, because zeros
+                would look like counters that began anew.
+            restarts: of the engine.
+        """
+        engine = {"engine_up": float(figures is not None), "engine_restarts_total": restarts}
+        registry = CollectorRegistry()
+        known = {} if figures is None else {**ZEROS, **figures}
+        registry.register(_Figures({**engine, **self.counts, **known}))
+        return generate_latest(self._registry) + generate_latest(registry)
 
 
 class _Figures(Collector):

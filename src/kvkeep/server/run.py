@@ -7,7 +7,6 @@ import contextlib
 import errno
 import signal
 import socket
-import sys
 import time
 from pathlib import Path
 from types import FrameType
@@ -15,10 +14,10 @@ from typing import Any, Protocol
 
 import uvicorn
 
+from .. import logs
 from ..engine.client import EngineClient, EngineLink
 from ..engine.link import RemoteEngine
 from ..schema import ConfigError, KvkeepError
-from .access import configure_logging
 from .app import create_app
 from .config import ServerConfig
 from .defaults import chat_template
@@ -60,7 +59,7 @@ def serve(config: ServerConfig) -> None:
                 f"{directory} is no model directory: it should hold a config.json, "
                 "weights in safetensors and a tokenizer.json"
             )
-    configure_logging(config.log_level)
+    logs.configure(logs.Choice(config.log_level.upper(), config.log_format))
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     if config.api.chat_template:
         chat_template(config.api.chat_template)  # before anything that takes long
@@ -98,7 +97,7 @@ def run(
         client = EngineClient(engine)
         app = create_app(client, engine.tokenizer, config)
         engine.start()
-        options: dict[str, Any] = {"access_log": False, **HEADERS}
+        options: dict[str, Any] = {"access_log": False, "log_config": None, **HEADERS}
         server = _Server(uvicorn.Config(app, log_level=log_level, **options), engine, client, grace)
         server.run([listener])
         left = server.left
@@ -197,7 +196,7 @@ class _Server(uvicorn.Server):
 
 def say(line: str) -> None:
     """Tell whoever started the server."""
-    print(f"kvkeep: {line}", file=sys.stderr, flush=True)
+    logs.say(line)
 
 
 def _names(model: Path | str, draft: Path | str | None) -> str:
