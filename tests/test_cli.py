@@ -25,6 +25,7 @@ from typer.testing import CliRunner
 
 import kvkeep
 from kvkeep import cli
+from kvkeep.cli import cache as cache_commands
 from kvkeep.core.policy import Policy
 from kvkeep.engine.build import build
 from kvkeep.engine.config import GIB, EngineConfig
@@ -33,6 +34,7 @@ from kvkeep.server import run as server_run
 from kvkeep.server.config import ServerConfig
 from kvkeep.settings import settings_of
 from kvkeep.stores.file import FileStore
+from kvkeep.stores.labels import Label
 
 FAKE_SERVER = """
 import sys
@@ -187,6 +189,9 @@ class TestServe:
         assert "…" not in text
         for flag in (flag for one in settings_of(ServerConfig) for flag in one.flags):
             assert re.search(rf"{flag}(?![\w-])", text), flag
+        text = CliRunner().invoke(cli.app, ["bench", "serve", "--help"], env=screen).output
+        assert "…" not in text
+        assert "--random-output-len" in text
 
     def test_a_model_must_be_named(self) -> None:
         result = CliRunner().invoke(cli.app, ["serve"])
@@ -265,8 +270,36 @@ class TestCache:
     def test_ls(self, directory: Path) -> None:
         code, output = self.invoke("ls", directory)
         assert code == 0
-        assert bytes(16).hex() in output
-        assert output.splitlines()[-1].split()[1] == "3"
+        assert output.splitlines()[-1].split()[:3] == [bytes(16).hex(), "?", "3"]
+
+    def test_ls_names_what_was_served(self, directory: Path) -> None:
+        """Also groups of a directory that was made without labels, once a server has opened it."""
+        label = Label("a-model-of-a-long-name + its-draft", "full", page_tokens=64)
+        FileStore(directory, {bytes(16): BLOCK}, None, {bytes(16): label}).close()
+        (slab,) = directory.glob("*.slab")
+        os.utime(slab, (0, time.time() - 3 * 3600))
+        for columns in ("40", "200"):
+            result = CliRunner().invoke(
+                cli.app, ["cache", "ls", str(directory)], env={"COLUMNS": columns}
+            )
+            words = re.split(r"  +", result.output.splitlines()[-1])
+            assert words[:4] == [label.model, "full", "3", "192"]
+            assert words[5:] == ["3 hours ago", "no"]
+
+    @pytest.mark.parametrize("text", [b"", b"{", b'{"model": 1, "group": "g", "page_tokens": 1}'])
+    def test_a_damaged_label_is_none(self, directory: Path, text: bytes) -> None:
+        (directory / f"{bytes(16).hex()}.json").write_bytes(text)
+        code, output = self.invoke("ls", directory)
+        assert (code, bytes(16).hex() in output) == (0, True)
+
+    @pytest.mark.parametrize(
+        ("seconds", "words"),
+        [(None, "?"), (0, "0 seconds ago"), (119, "119 seconds ago"), (-5, "0 seconds ago"),
+         (120, "2 minutes ago"), (7200, "2 hours ago"), (86400 * 30, "30 days ago")],
+    )  # fmt: skip
+    def test_ages(self, seconds: float | None, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(cache_commands.time, "time", lambda: 1e9)
+        assert cache_commands.ago(None if seconds is None else 1e9 - seconds) == words
 
     def test_du(self, directory: Path) -> None:
         code, output = self.invoke("du", directory)

@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import httpx
 import pytest
@@ -16,6 +17,7 @@ from typer.testing import CliRunner
 from kvkeep import cli
 from kvkeep.engine.client import EngineClient
 from kvkeep.engine.messages import Finished, Usage
+from kvkeep.schema import ConfigError
 from kvkeep.server import explain
 from kvkeep.server.app import create_app
 
@@ -116,3 +118,12 @@ def test_the_command(http: httpx.Client) -> None:
     ):
         failed = CliRunner().invoke(cli.app, ["cache", "explain", *arguments])
         assert message in str(failed.exception)
+
+
+def test_the_command_on_another_kind_of_server() -> None:
+    with HTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as server:
+        threading.Thread(target=server.handle_request).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        failed = CliRunner().invoke(cli.app, ["cache", "explain", "x", "--base-url", url])
+    assert isinstance(failed.exception, ConfigError)
+    assert str(failed.exception).startswith(f"{url}{EXPLAIN}x: 501 ")

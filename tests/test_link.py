@@ -218,7 +218,9 @@ class TestStart:
     def test_too_little_memory_is_the_operator_s_to_correct(
         self, error: Exception, sockets: Path, capfd: pytest.CaptureFixture[str]
     ) -> None:
-        with pytest.raises(ConfigError, match=r"memory does not suffice: .*memory"):
+        with pytest.raises(
+            ConfigError, match=r"memory does not suffice: .*memory.*--max-total-tokens"
+        ):
             RemoteEngine(error, FakeTokenizer, make="remote_engines:broken")
         assert capfd.readouterr().err == ""
 

@@ -23,6 +23,7 @@ from kvkeep.server import run as server_run
 from kvkeep.server.config import ApiConfig, ServerConfig
 from kvkeep.settings import MEMORY, Setting, check, make, setting, settings_of
 from kvkeep.stores import registry
+from kvkeep.stores.labels import Label
 
 ALL = settings_of(ServerConfig)
 MODEL = Path("model")
@@ -341,7 +342,8 @@ def test_a_package_brings_a_backend(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         config = EngineConfig(
             model=MODEL, storage_dir=tmp_path, storage_bytes=GIB, storage_backend=name
         )
-        assert open_store(config, SCHEMA) == (tmp_path, sizes, GIB)
+        labels = {name: Label("model", "full", 16) for name in sizes}
+        assert open_store(config, SCHEMA) == (tmp_path, sizes, GIB, labels)
     with pytest.raises(ConfigError, match="must be one of memory, file, or module:object, not 'x'"):
         EngineConfig(model=MODEL, storage_dir=tmp_path, storage_backend="x")
 

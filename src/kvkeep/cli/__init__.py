@@ -16,6 +16,7 @@ from typer.core import TyperGroup
 
 from .. import __version__
 from . import bench, cache, demo, replay, serve, sizes
+from .listing import Listing
 
 if TYPE_CHECKING:
     from ..settings import Setting
@@ -32,7 +33,7 @@ class Commands(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if args[0] in CONFIGURED:
-            from .options import WORDS, Listing, with_options
+            from .options import WORDS, with_options
 
             function, options = CONFIGURED[args[0]]
             complete = typer.Typer(add_completion=False)
@@ -71,6 +72,9 @@ def kvkeep(
 
 for name, (function, _) in CONFIGURED.items():
     app.command(name, help=inspect.getdoc(function))(lambda: None)
+for family in (bench.app, cache.app):
+    for command in family.registered_commands:
+        command.cls = Listing
 app.command()(demo.demo)
 app.add_typer(bench.app, name="bench")
 app.command()(sizes.sizes)

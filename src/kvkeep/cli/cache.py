@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from fractions import Fraction
@@ -34,16 +35,20 @@ def stored(directory: Path) -> Iterator[FileStore]:
 @app.command()
 def ls(directory: DIRECTORY) -> None:
     """List the groups of records, the least recently used first."""
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table("group", "records", "record", "on disk", "open", box=None)
+    rows = [("model", "group", "records", "tokens", "on disk", "written", "open")]
     with stored(directory) as store:
         for group in store.usage():
-            sizes = mebibytes(group.body_bytes), mebibytes(group.bytes)
-            name, is_open = group.fingerprint.hex(), "yes" if group.open else "no"
-            table.add_row(name, str(group.records), *sizes, is_open)
-    Console().print(table)
+            name, kind, tokens = group.fingerprint.hex(), "?", "?"
+            if label := group.label:
+                name, kind = label.model, label.group
+                tokens = f"{group.records * label.page_tokens:,}"
+            held, is_open = mebibytes(group.bytes), "yes" if group.open else "no"
+            rows.append(
+                (name, kind, f"{group.records:,}", tokens, held, ago(group.written), is_open)
+            )
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:  # whole names, however narrow the screen is
+        typer.echo("  ".join(map(str.ljust, row, widths)).rstrip())
 
 
 @app.command()
@@ -97,7 +102,8 @@ def explain(
 ) -> None:
     """Tell where the prefix hit of a recent request came from, and what limited it."""
     import json
-    from urllib.error import HTTPError, URLError
+    from http.client import HTTPException
+    from urllib.error import HTTPError
     from urllib.parse import quote
     from urllib.request import Request, urlopen
 
@@ -112,8 +118,12 @@ def explain(
         with urlopen(Request(url, headers=headers), timeout=30) as answer:
             found = json.load(answer)
     except HTTPError as error:
-        raise ConfigError(json.load(error)["error"]["message"]) from None
-    except (URLError, ValueError) as error:
+        try:
+            reason = json.load(error)["error"]["message"]
+        except (KeyError, TypeError, ValueError):  # another kind of server
+            reason = f"{url}: {error.code} {error.reason}"
+        raise ConfigError(reason) from None
+    except (HTTPException, OSError, ValueError) as error:
         raise ConfigError(f"{url}: {getattr(error, 'reason', error)}") from None
     for one in found["requests"]:
         table = Table(show_header=False, box=None)
@@ -121,6 +131,16 @@ def explain(
             if what != "proposals":
                 table.add_row(what, json.dumps(value))
         Console().print(table)
+
+
+def ago(moment: float | None) -> str:
+    """How long ago a ``time.time`` was, for people."""
+    if moment is None:
+        return "?"
+    seconds = max(0.0, time.time() - moment)
+    spans = ("days", 86400), ("hours", 3600), ("minutes", 60), ("seconds", 1)
+    unit, length = next((one for one in spans if seconds >= 2 * one[1]), spans[-1])
+    return f"{seconds / length:.0f} {unit} ago"
 
 
 def mebibytes(count: int) -> str:

@@ -7,12 +7,10 @@ import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from shutil import get_terminal_size
 from typing import Any
 
 import typer
 import yaml
-from typer.core import TyperCommand
 
 from ..schema import ConfigError
 from ..settings import Setting
@@ -46,8 +44,6 @@ def with_options(command: Callable[..., None], settings: Sequence[Setting]) -> C
     return run
 
 
-_WIDE = 140  # columns that panels need to show every name
-
 WORDS = "kvkeep.words"
 """Where a context's ``meta`` has the words of the command line."""
 
@@ -59,15 +55,6 @@ def _option(one: Setting) -> inspect.Parameter:
     choices = f" Choices: {', '.join(one.choices)}." if one.choices else ""
     option = typer.Option(one.shown, *one.flags, help=one.help + choices, rich_help_panel=one.panel)
     return inspect.Parameter(one.name, _KEYWORD, default=option, annotation=one.written | None)
-
-
-class Listing(TyperCommand):
-    """Lists options without panels on a narrow screen, where panels cut long names."""
-
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        if get_terminal_size().columns < _WIDE:
-            self.rich_markup_mode = None
-        super().format_help(ctx, formatter)
 
 
 def chosen(

@@ -14,8 +14,9 @@ from ..models.drafts.loading import load_draft
 from ..models.graphs import Graphs
 from ..models.target.hf import load_target, load_tokenizer
 from ..models.target.model import Target
-from ..schema import Identity, Schema
+from ..schema import Group, Identity, Schema
 from ..stores.base import Store
+from ..stores.labels import Label
 from ..stores.registry import backend
 from .config import EngineConfig
 from .messages import ModelInfo
@@ -44,8 +45,12 @@ def open_store(config: EngineConfig, schema: Schema) -> Store | None:
     if config.storage_dir is None:
         return None
     sizes = {schema.fingerprint(group): group.record_bytes for group in schema.groups}
+    labels = {
+        schema.fingerprint(group): Label(_served(config, group), group.name, schema.page_tokens)
+        for group in schema.groups
+    }
     open_backend = backend(config.storage_backend or "file")
-    return open_backend(config.storage_dir, sizes, config.storage_bytes)
+    return open_backend(config.storage_dir, sizes, config.storage_bytes, labels)
 
 
 OpenStore = Callable[[EngineConfig, Schema], Store | None]
@@ -74,7 +79,7 @@ def build(config: EngineConfig, store: OpenStore = open_store) -> Parts:
     cache = Cache(schema, device, host, store(config, schema), config.policy, memory)
     runner = Runner(target, draft, memory.pools, config.page_size, config.num_steps)
     info = ModelInfo(
-        name=config.served_name or _name(config.model),
+        name=_served(config),
         context_length=context,
         vocab_size=target.vocab_size,
         page_tokens=config.page_size,
@@ -86,6 +91,12 @@ def build(config: EngineConfig, store: OpenStore = open_store) -> Parts:
         },
     )
     return Parts(target, tokenizer, runner, cache, info, lookahead)
+
+
+def _served(config: EngineConfig, group: Group | None = None) -> str:
+    """The model's name in the API; for a group of the draft's state, the draft's name, too."""
+    name = config.served_name or _name(config.model)
+    return f"{name} + {_name(config.draft)}" if group and group.source and config.draft else name
 
 
 def _name(directory: Path) -> str:

@@ -121,7 +121,11 @@ def _named(error: Exception) -> KvkeepError:
     if isinstance(error, KvkeepError):
         return error
     if isinstance(error, MemoryError) or "out of memory" in first or "allocate memory" in first:
-        return ConfigError(f"memory does not suffice: {first or 'out of memory'}")
+        return ConfigError(
+            f"memory does not suffice: {first or 'out of memory'}; --max-total-tokens or "
+            "--mem-fraction-static bounds the device's pool, --hicache-ratio or --hicache-size "
+            "the host's"
+        )
     log.exception("could not make an engine")
     return EngineDied(f"the engine did not start: {type(error).__name__}: {first}")
 

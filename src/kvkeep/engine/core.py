@@ -21,6 +21,7 @@ from ..schema import Closed, KvkeepError, LoadFailed, PromptTooLong, RequestErro
 from .build import OpenStore, build, open_store
 from .config import EngineConfig
 from .errors import DeadlineExceeded, Overloaded
+from .fault_log import FaultLog
 from .grammar import Grammars
 from .messages import (
     Abort,
@@ -82,6 +83,7 @@ class Engine:
             WaitingLine(config.schedule_policy, config.schedule_patience),
         )
         self._max_queued = config.max_queued
+        self._fault_log = FaultLog()
         self._deadlines: list[tuple[float, str]] = []  # a heap: monotonic seconds, request id
         self._target, self._runner = parts.target, parts.runner
         # with a detokenizer if the request has stop strings
@@ -155,10 +157,15 @@ class Engine:
         self._expire()
         self._stepped = False
         self.cache.tick()
+        self._say_faults()
         work = self.scheduler.schedule()
         if work:
             self._stepped = True
             self._step(work)
+
+    def _say_faults(self) -> None:
+        if (now := time.monotonic()) >= self._fault_log.due:
+            self._fault_log.look(self.cache.figures(), now)
 
     def _step(self, work: list[Work]) -> None:
         before = [one.seq.computed for one in work]

@@ -55,7 +55,6 @@ RESTART_SECONDS = 600.0
 _LAST_MS = 100  # a dead process's last replies may still be on their way, but no longer than this
 _MARGIN_SECONDS = 2.0  # a child that was told to end and hangs is killed so much later
 SECONDS = struct.Struct("d")
-"""What a parent writes to the lifeline: how many seconds a child has for an orderly end."""
 """What a parent writes to the lifeline: how many seconds a child has left for an orderly end."""
 
 

@@ -14,6 +14,7 @@ from typing import TypeVar
 from ..schema import StoreError
 from .directory import Directory
 from .index import Index
+from .labels import Label, load, save
 from .rows import IndexFault, SlabRow
 from .slab import Slab
 
@@ -48,13 +49,19 @@ class Catalog:
         sizes: group fingerprint -> body bytes, of the groups that this process uses.
         quota: bytes of slots over the whole directory, or None for no limit.
         faults: the counter of contained failures, by kind.
+        labels: what people call the groups, by fingerprint.
 
     Raises:
         OSError, IndexFault: the directory cannot be read.
     """
 
     def __init__(
-        self, path: Path, sizes: Mapping[bytes, int], quota: int | None, faults: Counter[str]
+        self,
+        path: Path,
+        sizes: Mapping[bytes, int],
+        quota: int | None,
+        faults: Counter[str],
+        labels: Mapping[bytes, Label],
     ) -> None:
         self.lock = threading.RLock()  # guards the index, the directory and faults
         self._sizes = sizes
@@ -69,6 +76,8 @@ class Catalog:
                 raise
             self.count(kind)
             self._open(Directory(path, writable=False))
+        else:
+            save(path, labels)
 
     @property
     def writable(self) -> bool:
@@ -114,6 +123,17 @@ class Catalog:
         """
         with self.lock:
             return self._directory.slab(fingerprint, body, create)
+
+    def label(self, fingerprint: bytes) -> Label | None:
+        """What people call a group; None: nobody has said it."""
+        return load(self._directory.path, fingerprint)
+
+    def written(self, slab: SlabRow) -> float | None:
+        """When a slab's file last changed, in seconds of ``time.time``; None: it is gone."""
+        try:
+            return self._directory.file(slab.fingerprint, slab.body).stat().st_mtime
+        except OSError:
+            return None
 
     def punch(self, slab: SlabRow, number: int) -> bool:
         """Return a slot's bytes to the file system. False: it cannot punch holes."""

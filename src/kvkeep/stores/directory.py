@@ -7,6 +7,7 @@
       owner-<random>                one per open store, which keeps it locked
       index-<random>.sqlite         which record is in which slot; a hint
       <fingerprint>-<bytes>.slab    the records of one group, in equal slots
+      <fingerprint>.json            what people call the group (labels.py)
 """
 
 from __future__ import annotations
@@ -94,9 +95,13 @@ class Directory:
             self._replaced.append(self._slabs.pop(name))
             slab = None
         if slab is None:
-            path = self.path / f"{fingerprint.hex()}-{body}.slab"
+            path = self.file(fingerprint, body)
             slab = self._slabs[name] = Slab(path, body, self.writable, create)
         return slab
+
+    def file(self, fingerprint: bytes, body: int) -> Path:
+        """Where the slab of a group is, if there is one."""
+        return self.path / f"{fingerprint.hex()}-{body}.slab"
 
     def index(self) -> tuple[Index, bool]:
         """The index, and whether it was rebuilt from slabs. Call it ``locked``.

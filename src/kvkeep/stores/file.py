@@ -40,11 +40,13 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 
 from ..schema import Closed, ConfigError, Key
 from .catalog import Catalog
 from .fsck import Report, Usage, fsck, usage
 from .index import Index
+from .labels import Label
 from .moving import Records, load, save
 from .record import footer_bytes
 from .rows import Grant, IndexFault, Place
@@ -85,13 +87,18 @@ class FileStore:
         sizes: group fingerprint -> body bytes (``Group.record_bytes``). Keys of other groups are
             misses, and are not written.
         quota_bytes: None for as much as the disk holds.
+        labels: what people call the groups, by fingerprint; kept for ``usage``.
 
     Raises:
         ConfigError: the directory cannot be used, or the quota does not hold one record.
     """
 
     def __init__(
-        self, directory: Path, sizes: Mapping[bytes, int], quota_bytes: int | None = None
+        self,
+        directory: Path,
+        sizes: Mapping[bytes, int],
+        quota_bytes: int | None = None,
+        labels: Mapping[bytes, Label] = MappingProxyType({}),
     ) -> None:
         for fingerprint, size in sizes.items():
             if len(fingerprint) != 16 or size < 1:
@@ -117,7 +124,7 @@ class FileStore:
             1, "kvkeep-store"
         )  # its thread starts with its first work
         try:
-            self._catalog = Catalog(directory, self._sizes, quota_bytes, self.faults)
+            self._catalog = Catalog(directory, self._sizes, quota_bytes, self.faults, labels)
         except (OSError, *IndexFault) as error:
             raise ConfigError(
                 f"cannot keep a cache in {directory}: {error}; choose a directory on a local file "

@@ -9,6 +9,7 @@ from functools import partial
 from ..schema import Key
 from .catalog import Catalog, fault
 from .index import Index
+from .labels import Label
 from .record import verify
 from .rows import Place, SlabRow, SlotRow, State
 
@@ -18,11 +19,13 @@ class Usage:
     """The space that one group's records take."""
 
     fingerprint: bytes
+    label: Label | None  # what people call it, if somebody has said it
     body_bytes: int
     records: int
     bytes: int  # on disk, including free slots
     open: bool  # some process has it open
     used: int  # stamp of the newest use, comparable within one directory
+    written: float | None  # its file's last change, in seconds of ``time.time``; None: it is gone
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +48,13 @@ def usage(catalog: Catalog) -> list[Usage]:
         return [
             Usage(
                 fingerprint=slab.fingerprint,
+                label=catalog.label(slab.fingerprint),
                 body_bytes=slab.body,
                 records=sum(slot.state == State.LIVE for slot in index.slots(slab)),
                 bytes=slab.held * slab.stride,
                 open=bool(slab.open),
                 used=slab.used,
+                written=catalog.written(slab),
             )
             for slab in sorted(index.slabs(), key=lambda slab: slab.used)
         ]

@@ -9,10 +9,12 @@ from pkgutil import resolve_name
 
 from ..schema import ConfigError
 from .base import Store
+from .labels import Label
 
-OpenBackend = Callable[[Path, Mapping[bytes, int], int], Store]
-"""``open(directory, sizes, quota_bytes)``: sizes are body bytes by group fingerprint, as in
-:class:`~kvkeep.stores.file.FileStore`. What a directory is, the backend says."""
+OpenBackend = Callable[[Path, Mapping[bytes, int], int, Mapping[bytes, Label]], Store]
+"""``open(directory, sizes, quota_bytes, labels)``: sizes are body bytes and labels people's names,
+by group fingerprint, as in :class:`~kvkeep.stores.file.FileStore`. What a directory is, the backend
+says. It may ignore the labels."""
 
 ENTRY_POINTS = "kvkeep.stores"
 """Packages list backends in this group of entry points, as ``name = "module:object"``."""

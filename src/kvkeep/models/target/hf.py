@@ -128,7 +128,7 @@ def load_target(
         )
     except UnsupportedModel:
         raise
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
+    except (OSError, ValueError, KeyError, RuntimeError, TypeError) as error:
         raise UnsupportedModel(f"transformers cannot load {directory}: {error}") from error
     if info["missing_keys"]:
         raise ConfigError(f"{directory} lacks weights: {', '.join(sorted(info['missing_keys']))}")
