@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -42,6 +42,62 @@ def outputs(
     asked = (4, 16, 2) if quick else (prompts, output_length, concurrency)
     questions = Questions(prompts=asked[0], output_length=asked[1], concurrency=asked[2])
     _end(run(questions, Outputs(json)))
+
+
+@app.command()
+def restart(
+    peer_sglang: Annotated[
+        Path | None,
+        typer.Option(help="Measure with SGLang's bench_serving from there, too.", metavar="DIR"),
+    ] = None,
+    prompt_tokens: Annotated[int, typer.Option(help="Tokens of the prompt.", min=512)] = 4096,
+    output_tokens: Annotated[int, typer.Option(help="Tokens of the answer.", min=2)] = 200,
+    turns: Annotated[int, typer.Option(help="Restarts per side and client.", min=1)] = 5,
+    quick: Quick = False,
+    json: Json = None,
+) -> None:
+    """Send a long prompt before and after a restart, with and without the draft's KV in storage."""
+    from ..bench.experiments.restart import Steps, run
+    from ..bench.serving.running import Outputs
+
+    asked = (512, 50, 1) if quick else (prompt_tokens, output_tokens, turns)
+    steps = Steps(prompt_tokens=asked[0], output_tokens=asked[1], turns=asked[2])
+    _end(run(steps, peer_sglang, Outputs(json)))
+
+
+@app.command()
+def turns(
+    model: Annotated[
+        Literal["pair", "target", "windowed"],
+        typer.Option(
+            help="The demo's target with its draft or alone; or a random model of its size, with "
+            "sliding windows in three of four layers."
+        ),
+    ] = "pair",
+    num_clients: Annotated[int, typer.Option(help="Conversations.", min=1)] = 140,
+    num_rounds: Annotated[int, typer.Option(help="Messages of each client.", min=2)] = 12,
+    request_length: Annotated[int, typer.Option(help="Tokens of a message.", min=1)] = 256,
+    output_length: Annotated[int, typer.Option(help="Tokens of an answer.", min=1)] = 16,
+    max_parallel: Annotated[int, typer.Option(help="Requests that run at a time.", min=1)] = 8,
+    quick: Quick = False,
+    json: Json = None,
+    plot: Plot = None,
+) -> None:
+    """Hold conversations of ten times the device's pool, with the tiers below it on and off."""
+    from ..bench.experiments.turns import Talking, run
+    from ..bench.serving.running import Outputs
+
+    asked = (num_clients, num_rounds, request_length, output_length, max_parallel)
+    clients, rounds, request, output, parallel = (8, 3, 256, 4, 1) if quick else asked
+    talking = Talking(
+        model=model,
+        num_clients=clients,
+        num_rounds=rounds,
+        request_length=request,
+        output_length=output,
+        max_parallel=parallel,
+    )
+    _end(run(talking, Outputs(json, plot=plot)))
 
 
 def _end(held: bool) -> None:

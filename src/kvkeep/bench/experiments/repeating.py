@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 PERIODS = (64, 200)
 PROMPT_TOKENS = 1024
-_VOCABULARY, _SPECIAL = 2048, 2  # of the demo's tokenizer
+VOCABULARY, _SPECIAL = 2048, 2  # of the demo's tokenizer
 
 
 def demo_prompt(period: int, index: int) -> list[int]:
@@ -23,7 +23,7 @@ def demo_prompt(period: int, index: int) -> list[int]:
     ``../../demo/prompts.json`` has the first four of each period, and of decoys, whose period is
     1,024.
     """
-    ordinary = np.random.default_rng((period, index)).permutation(_VOCABULARY - _SPECIAL)
+    ordinary = np.random.default_rng((period, index)).permutation(VOCABULARY - _SPECIAL)
     tokens: list[int] = np.resize(ordinary[:period] + _SPECIAL, PROMPT_TOKENS).tolist()
     return tokens
 
@@ -33,7 +33,7 @@ class Words:
 
     def __init__(self) -> None:
         self._tokenizer: Tokenizer = read_tokenizer(TARGET)
-        self._ids = [token for token in range(_SPECIAL, _VOCABULARY) if self._is_word(token)]
+        self._ids = [token for token in range(_SPECIAL, VOCABULARY) if self._is_word(token)]
 
     def _is_word(self, token: int) -> bool:
         text = self._tokenizer.decode([token])
