@@ -100,6 +100,67 @@ def turns(
     _end(run(talking, Outputs(json, plot=plot)))
 
 
+@app.command()
+def load(
+    seconds: Annotated[
+        float, typer.Option(help="Of the load with disconnects, and of that without.", min=2)
+    ] = 600.0,
+    streams: Annotated[int, typer.Option(help="Streams that are open at a time.", min=1)] = 256,
+    connections: Annotated[float, typer.Option(help="New ones per second, at least.")] = 50.0,
+    prompt_tokens: Annotated[int, typer.Option(help="Tokens of a prompt.", min=1)] = 32,
+    output_tokens: Annotated[int, typer.Option(help="Tokens of an answer.", min=1)] = 8,
+    hang_ups: Annotated[
+        float, typer.Option(help="Share of clients that hang up.", min=0, max=1)
+    ] = 0.2,
+    quick: Quick = False,
+    json: Json = None,
+    plot: Plot = None,
+) -> None:
+    """Keep streams open while clients hang up at random, beside the same load without that."""
+    from ..bench.experiments.load import Pressure, run
+    from ..bench.serving.running import Outputs
+
+    pressure = Pressure(
+        seconds=10.0 if quick else seconds,
+        streams=8 if quick else streams,
+        connections=0.0 if quick else connections,
+        prompt_tokens=prompt_tokens,
+        output_tokens=output_tokens,
+        hang_ups=hang_ups,
+    )
+    _end(run(pressure, Outputs(json, plot=plot)))
+
+
+@app.command()
+def tokenize(
+    streams: Annotated[int, typer.Option(help="Requests that decode.", min=1)] = 32,
+    output_tokens: Annotated[int, typer.Option(help="Tokens that each decodes.", min=2)] = 256,
+    rate: Annotated[
+        float, typer.Option(help="Chats to tokenise per second.", min=0.1)
+    ] = 50.0,
+    chat_tokens: Annotated[int, typer.Option(help="Tokens of a chat.", min=1)] = 8000,
+    turns: Annotated[int, typer.Option(help="Turns of each side.", min=1)] = 5,
+    pin: Annotated[
+        bool, typer.Option("--pin", help="Give the engine's process a core to itself.")
+    ] = False,
+    quick: Quick = False,
+    json: Json = None,
+) -> None:
+    """Measure what chats that are tokenised cost streams that decode, the engine apart or not."""
+    from ..bench.experiments.tokenize import Chatter, run
+    from ..bench.serving.running import Outputs
+
+    chatter = Chatter(
+        streams=4 if quick else streams,
+        output_tokens=32 if quick else output_tokens,
+        rate=5.0 if quick else rate,
+        chat_tokens=chat_tokens,
+        turns=1 if quick else turns,
+        pin=pin,
+    )
+    _end(run(chatter, Outputs(json)))
+
+
 def _end(held: bool) -> None:
     """Exit with 1 if a claim does not hold."""
     if not held:

@@ -57,12 +57,16 @@ def conclude(
 def servers() -> Iterator[Start]:
     """A function that starts a server for each list of arguments, and waits until all are ready.
 
+    Its ``program`` is that of :class:`~kvkeep.demo.process.Server`.
+
     Leaving the block stops those that still run.
     """
     with ExitStack() as stack:
 
-        def start(*arguments: list[str]) -> list[Server]:
-            started = [Server(one) for one in arguments]
+        def start(
+            *arguments: list[str], program: Sequence[str] = ("kvkeep", "serve")
+        ) -> list[Server]:
+            started = [Server(one, program) for one in arguments]
             for server in started:
                 stack.callback(server.stop)
             for server in started:
