@@ -135,9 +135,7 @@ def load(
 def tokenize(
     streams: Annotated[int, typer.Option(help="Requests that decode.", min=1)] = 32,
     output_tokens: Annotated[int, typer.Option(help="Tokens that each decodes.", min=2)] = 256,
-    rate: Annotated[
-        float, typer.Option(help="Chats to tokenise per second.", min=0.1)
-    ] = 50.0,
+    rate: Annotated[float, typer.Option(help="Chats to tokenise per second.", min=0.1)] = 50.0,
     chat_tokens: Annotated[int, typer.Option(help="Tokens of a chat.", min=1)] = 8000,
     turns: Annotated[int, typer.Option(help="Turns of each side.", min=1)] = 5,
     pin: Annotated[

@@ -29,7 +29,7 @@ from ..serving.running import Outputs, offer, until
 from ..serving.show import console, number, print_rows
 from .processes import Process, engine_of
 from .repeating import VOCABULARY, Words
-from .trial import Claim, Tell, conclude, progress, servers, target
+from .trial import Claim, conclude, progress, servers, target
 
 SIDES = {"two processes": ("kvkeep", "serve"), "one process": (f"{__package__}.in_process",)}
 """The program that serves, by side."""
@@ -109,7 +109,9 @@ async def _window(server: Server, chatter: Chatter, body: bytes, busy: bool) -> 
     chats = asyncio.create_task(_chats(server, chatter, body, asked)) if busy else None
     begin = clock()
     async with connected(target(server)) as client:
-        await offer(calls, [0.0] * len(calls), None, client.send, lambda _, one: answers.append(one))
+        await offer(
+            calls, [0.0] * len(calls), None, client.send, lambda _, one: answers.append(one)
+        )
     seconds = clock() - begin
     rate = len(asked) / seconds
     if chats is not None:
@@ -159,9 +161,7 @@ async def _read(reader: asyncio.StreamReader) -> None:
         raise RuntimeError(f"/tokenize: {status}: {body[:200]!r}")
 
 
-def _judge(
-    chatter: Chatter, found: dict[str, dict[bool, list[Window]]], outputs: Outputs
-) -> bool:
+def _judge(chatter: Chatter, found: dict[str, dict[bool, list[Window]]], outputs: Outputs) -> bool:
     figures = {side: _figures(windows[False], windows[True]) for side, windows in found.items()}
     heads = ("", "TPOT (ms)", "with chats", "ratio", "chats/s", "of a chat (ms)")
     lines = [
