@@ -8,9 +8,11 @@ from typing import Annotated, Any, Literal
 import typer
 from typer.core import TyperGroup
 
+from . import experiment
+
 
 class Benches(TyperGroup):
-    """Commands that measure servers, and ``parts``, which is what any other first word means."""
+    """Commands by name, and ``parts``, which is what any other first word means."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         own = {*self.commands, *ctx.help_option_names}
@@ -18,6 +20,7 @@ class Benches(TyperGroup):
 
 
 app = typer.Typer(cls=Benches, no_args_is_help=True)
+app.add_typer(experiment.app, name="experiment")
 
 
 @app.callback()

@@ -12,6 +12,7 @@ import threading
 import time
 import urllib.request
 from collections import deque
+from collections.abc import Sequence
 from typing import Any
 
 from ..schema import ConfigError
@@ -26,10 +27,11 @@ class Server:
 
     Args:
         arguments: of ``kvkeep serve``, without host and port: it listens on a free loopback port.
+        program: the module that runs, and what comes before ``arguments``.
     """
 
-    def __init__(self, arguments: list[str]) -> None:
-        command = [sys.executable, "-m", "kvkeep", "serve", *arguments]
+    def __init__(self, arguments: list[str], program: Sequence[str] = ("kvkeep", "serve")) -> None:
+        command = [sys.executable, "-m", *program, *arguments]
         self._process = subprocess.Popen(
             [*command, "--host", "127.0.0.1", "--port", "0"],
             env=os.environ | {"OMP_NUM_THREADS": "1"},

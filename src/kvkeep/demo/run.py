@@ -25,10 +25,11 @@ HERE = Path(__file__).parent
 TARGET, DRAFT = HERE / "pair" / "target", HERE / "pair" / "draft"
 NEW_TOKENS, STEPS = 200, 7
 
-_SPECULATIVE = [
+SPECULATIVE = [
     *("--draft", str(DRAFT), "--speculative-num-steps", str(STEPS)),
     *("--speculative-num-draft-tokens", str(STEPS + 1)),
 ]
+"""Options of a server with the draft."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,14 +98,14 @@ def _measure(
     done: Callable[[str], None],
 ) -> list[Row]:
     """Run all prompts in all conditions; one row each."""
-    both, target_only = _storage(scratch / "both"), _storage(scratch / "target-only")
+    both, target_only = storage(scratch / "both"), storage(scratch / "target-only")
     results: list[tuple[str, str, dict[str, Any]]] = []
 
     def ask(server: Server, prompt: Prompt, run_name: str) -> None:
         done(f"{run_name}: {prompt.name}")
         results.append((prompt.name, run_name, _complete(server, prompt.tokens)))
 
-    plain, first = servers(target_only, [*_SPECULATIVE, *both])
+    plain, first = servers(target_only, [*SPECULATIVE, *both])
     for prompt in todo:
         ask(plain, prompt, "plain")
         ask(first, prompt, "cold")
@@ -115,9 +116,9 @@ def _measure(
     first.stop()
 
     again, masked, stale = servers(
-        [*_SPECULATIVE, *both],
-        [*_SPECULATIVE, *target_only, "--missing-policy", "lenient"],
-        [*_SPECULATIVE, *target_only, "--missing-policy", "stale"],
+        [*SPECULATIVE, *both],
+        [*SPECULATIVE, *target_only, "--missing-policy", "lenient"],
+        [*SPECULATIVE, *target_only, "--missing-policy", "stale"],
     )
     for prompt in todo:
         ask(again, prompt, "storage")
@@ -128,7 +129,8 @@ def _measure(
     return _rows(results)
 
 
-def _storage(directory: Path) -> list[str]:
+def storage(directory: Path) -> list[str]:
+    """Options of a server that stores in ``directory``, and loads whatever it hits there."""
     where = ["--hicache-storage-backend", "file", "--hicache-storage-dir", str(directory)]
     return [*where, "--recompute-policy", "never"]
 

@@ -184,9 +184,14 @@ class Gathered:
         )
 
     def failed(self, failure: Failure, end: float) -> Answer:
-        """The record of a request that failed at ``end``."""
+        """The record of a request that failed at ``end``, with the tokens that came before."""
         return Answer(
-            start=self._start, end=end, tiers={}, error=failure.kind, message=failure.message
+            start=self._start,
+            end=end,
+            output_tokens=len(self._tokens or self._times),
+            tiers={},
+            error=failure.kind,
+            message=failure.message,
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import ssl
 import time
 from collections.abc import AsyncGenerator, Mapping
@@ -16,6 +17,8 @@ from ...schema import ConfigError
 from .answers import Answer, Failure, Gathered, message_of, read_body
 from .events import events
 
+LEFT = "left"
+"""Kind of failure of a request whose client hung up."""
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 clock = time.perf_counter
 
@@ -32,6 +35,7 @@ class Target:
     ignore_eos: bool = True  # answers have the length that was asked for
     extra_body: Mapping[str, Any] = field(default_factory=dict)  # more fields; they win
     timeout: float = 3600.0  # seconds of silence that fail a request
+    reuse: bool = True  # False: each request has a connection of its own
 
     def __post_init__(self) -> None:
         try:
@@ -54,6 +58,7 @@ class Call:
     content: Mapping[str, Any]  # its "prompt" or "messages", and what else is its own
     max_tokens: int
     prompt_tokens: int | None = None  # of the prompt, if known
+    patience: float | None = None  # seconds after which the client hangs up; None: it never does
 
     @property
     def path(self) -> str:
@@ -91,8 +96,11 @@ class Client:
         body = msgspec.json.encode(self._fields | own | dict(self.target.extra_body))
         gathered = Gathered(clock())
         try:
-            await self._exchange(call.path, body, gathered)
+            async with asyncio.timeout(call.patience):
+                await self._exchange(call.path, body, gathered)
             gathered.check_finished()
+        except TimeoutError:
+            return gathered.failed(Failure(LEFT, "the client hung up"), clock())
         except Failure as failure:
             return gathered.failed(failure, clock())
         except httpx.HTTPError as error:
@@ -114,7 +122,11 @@ class Client:
             async with aclosing(await transport.handle_async_request(request)) as response:
                 await self._read(response, gathered)
         finally:
-            self._idle.append(transport)
+            if self.target.reuse:
+                self._idle.append(transport)
+            else:
+                self._transports.remove(transport)
+                await transport.aclose()
 
     def _connect(self) -> httpx.AsyncHTTPTransport:
         # Idle connections end before servers end theirs (uvicorn: after 5 s), which would fail the

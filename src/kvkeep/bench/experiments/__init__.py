@@ -1,0 +1,1 @@
+"""Experiments on the demo's models: each starts servers, measures them and judges the figures."""
