@@ -12,6 +12,7 @@ from . import admin, chat, completions, errors, explain, native, tokenize
 from . import info as info_room
 from .access import Keys, Requests
 from .config import ServerConfig
+from .connections import Crowd
 from .defaults import chat_template, sampling_defaults
 from .explain import Recent
 from .limits import BodyLimits
@@ -45,6 +46,7 @@ def create_app(
     recent = Recent()
     service = Service(client, encoder, api, Running(client), recent, Metrics(), defaults)
     app = FastAPI(title="kvkeep")
+    app.state.metrics = service.metrics
     routers = [room.routes(service) for room in (completions, native, chat, tokenize, admin)]
     for router in (*routers, info_room.routes(service, config), explain.routes(recent)):
         app.include_router(router)
@@ -52,5 +54,6 @@ def create_app(
     errors.install(app)
     app.add_middleware(BodyLimits, api)
     app.add_middleware(Keys, api)
+    app.add_middleware(Crowd, api)
     app.add_middleware(Requests, service.metrics.responded)
     return app

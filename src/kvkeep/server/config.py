@@ -26,6 +26,19 @@ class ApiConfig:
         30.0, REQUESTS, "Seconds that a client may take for the next part of a request's body.",
         above=0,
     )  # fmt: skip
+    header_timeout: float = setting(
+        10.0, REQUESTS, "Seconds that a client may take for a request's line and headers.", above=0
+    )
+    write_timeout: float = setting(
+        30.0, REQUESTS, "Seconds without progress until a client that does not read its answer is "
+        "cut off, and its requests aborted.", above=0,
+    )  # fmt: skip
+    keep_alive_timeout: float = setting(
+        75.0, REQUESTS, "Seconds that a connection may wait for its next request.", above=0
+    )
+    max_connections: int = setting(
+        4096, REQUESTS, "Connections at once. On further ones, all but probes is a 503.", least=1
+    )
     max_prompts: int = setting(
         128, REQUESTS, "Prompts of one request.", "--max-prompts-per-request", least=1
     )

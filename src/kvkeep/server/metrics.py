@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from typing import cast
 
 from fastapi.routing import APIRoute
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 from starlette.routing import BaseRoute
@@ -21,6 +21,7 @@ PREFIX = "kvkeep"
 _BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 OUTCOMES = ("stop", "length", "abort", "error", "disconnect")
 STATUSES = (200, 400, 401, 404, 408, 413, 429, 499, 500, 503, 504)  # of endpoints that generate
+CUTS = ("headers", "reader", "crowd")
 _NAME = re.compile(r"(?P<name>\w+)(?:\{(?P<labels>[^}]*)\})?")
 
 
@@ -35,6 +36,16 @@ class Metrics:
         self._responses = self._counter(
             "http_responses", "HTTP responses by endpoint and status", "endpoint", "status"
         )
+        self.connections = Gauge(
+            "http_connections", "Open connections", namespace=PREFIX, registry=self._registry
+        )
+        self.cut = self._counter(
+            "http_connections_cut",
+            "Connections that the server ended: late headers, late readers, too many",
+            "why",
+        )
+        for why in CUTS:
+            self.cut.labels(why)
         self._routes: list[APIRoute] = []
         self._first = self._seconds("time_to_first_token", "From the request to its first token")
         self._each = self._seconds("time_per_output_token", "Mean time per token after the first")

@@ -20,9 +20,9 @@ from ..engine.link import RemoteEngine
 from ..schema import ConfigError, KvkeepError
 from .access import configure_logging
 from .app import create_app
-from .config import ServerConfig
+from .config import ApiConfig, ServerConfig
+from .connections import allow_files, options
 from .defaults import chat_template
-from .limits import HEADERS
 
 REQUESTS_SHARE = 0.75
 """The part of the grace in which running requests may finish; storage has the rest."""
@@ -64,6 +64,8 @@ def serve(config: ServerConfig) -> None:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     if config.api.chat_template:
         chat_template(config.api.chat_template)  # before anything that takes long
+    if files := allow_files(config.api.max_connections):
+        say(f"the system allows {files} open files, too few for --max-connections")
     with bind(config.host, config.port) as listener:  # before anything that takes long
         say(f"loading {_names(model, draft)}")
         grace = config.shutdown_grace_seconds
@@ -98,8 +100,9 @@ def run(
         client = EngineClient(engine)
         app = create_app(client, engine.tokenizer, config)
         engine.start()
-        options: dict[str, Any] = {"access_log": False, **HEADERS}
-        server = _Server(uvicorn.Config(app, log_level=log_level, **options), engine, client, grace)
+        api = config.api if config else ApiConfig()
+        made = uvicorn.Config(app, log_level=log_level, **options(api, app.state.metrics))
+        server = _Server(made, engine, client, grace)
         server.run([listener])
         left = server.left
     finally:
