@@ -6,48 +6,21 @@ import asyncio
 import json
 import resource
 import socket
-import threading
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-import uvicorn
-from fake_engine import FakeEngine, FakeTokenizer
+from fake_engine import FakeEngine
+from real_server import serving
 
-from kvkeep.engine.client import EngineClient
-from kvkeep.engine.config import EngineConfig
 from kvkeep.server import connections
-from kvkeep.server.app import create_app
-from kvkeep.server.config import ApiConfig, ServerConfig
-from kvkeep.server.connections import SPARE, allow_files, options
+from kvkeep.server.connections import SPARE, allow_files
 
 pytestmark = pytest.mark.anyio
 
 GENERATE = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
 PING = b"GET /ping HTTP/1.1\r\nhost: x\r\n\r\n"
-
-
-@contextmanager
-def serving(engine: FakeEngine, buffer: int | None = None, **api: Any) -> Iterator[int]:
-    """Serve ``engine`` on a thread; yield the port. ``buffer``: bytes that the kernel may keep."""
-    config = ServerConfig(engine=EngineConfig(model=Path("fake")), api=ApiConfig(**api))
-    app = create_app(EngineClient(engine), FakeTokenizer(), config)
-    made = uvicorn.Config(app, log_level="critical", **options(config.api, app.state.metrics))
-    server = uvicorn.Server(made)
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        if buffer:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, buffer)
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-        thread.start()
-        while not server.started:
-            time.sleep(0.01)
-        yield listener.getsockname()[1]
-        server.should_exit = True
-        thread.join()
 
 
 @pytest.fixture
