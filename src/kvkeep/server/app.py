@@ -6,6 +6,7 @@ from pathlib import Path
 
 from fastapi import FastAPI
 
+from .. import __version__
 from ..engine.client import EngineClient
 from ..engine.config import EngineConfig
 from . import admin, chat, completions, errors, explain, native, tokenize
@@ -17,6 +18,7 @@ from .defaults import chat_template, sampling_defaults
 from .explain import Recent
 from .limits import BodyLimits
 from .metrics import Metrics
+from .openapi import describe
 from .prompts import Encoder
 from .running import Running
 from .service import Service
@@ -45,13 +47,14 @@ def create_app(
     encoder = Encoder(tokenizer, info.context_length, info.vocab_size, api.max_prompts)
     recent = Recent()
     service = Service(client, encoder, api, Running(client), recent, Metrics(), defaults)
-    app = FastAPI(title="kvkeep")
+    app = FastAPI(title="kvkeep", version=__version__)
     app.state.metrics = service.metrics
     routers = [room.routes(service) for room in (completions, native, chat, tokenize, admin)]
     for router in (*routers, info_room.routes(service, config), explain.routes(recent)):
         app.include_router(router)
         service.metrics.expect(router.routes)
     errors.install(app)
+    describe(app, info)
     app.add_middleware(BodyLimits, api)
     app.add_middleware(Keys, api)
     app.add_middleware(Crowd, api)
