@@ -9,6 +9,7 @@ from pathlib import Path
 
 from fastapi import FastAPI
 
+from .. import __version__
 from ..engine.client import EngineClient
 from ..engine.config import EngineConfig
 from . import admin, chat, completions, errors, explain, native, tokenize
@@ -16,10 +17,12 @@ from . import info as info_room
 from .access import Keys, Requests
 from .activity import Activity
 from .config import ServerConfig
+from .connections import Crowd
 from .defaults import chat_template, sampling_defaults
 from .explain import Recent
 from .limits import BodyLimits
 from .metrics import Metrics
+from .openapi import describe
 from .prompts import Encoder
 from .running import Running
 from .service import Service
@@ -56,13 +59,16 @@ def create_app(
         yield
         reporting.cancel()
 
-    app = FastAPI(title="kvkeep", lifespan=lifespan)
+    app = FastAPI(title="kvkeep", version=__version__, lifespan=lifespan)
+    app.state.metrics = service.metrics
     routers = [room.routes(service) for room in (completions, native, chat, tokenize, admin)]
     for router in (*routers, info_room.routes(service, config), explain.routes(recent)):
         app.include_router(router)
         service.metrics.expect(router.routes)
     errors.install(app)
+    describe(app, info)
     app.add_middleware(BodyLimits, api)
     app.add_middleware(Keys, api)
+    app.add_middleware(Crowd, api)
     app.add_middleware(Requests, service.metrics.responded)
     return app

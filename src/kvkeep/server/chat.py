@@ -7,13 +7,14 @@ from functools import partial
 from fastapi import APIRouter, Request, Response
 
 from .answers import CHAT, Answer
+from .large import LargeBodies
 from .protocol import ChatRequest
 from .service import Service, while_connected
 
 
 def routes(service: Service) -> APIRouter:
     """The endpoint, served by ``service``."""
-    router = APIRouter(tags=["generate"])
+    router = APIRouter(tags=["generate"], route_class=LargeBodies)
 
     @router.post("/v1/chat/completions")
     async def chat(body: ChatRequest, request: Request) -> Response:

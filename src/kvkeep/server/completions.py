@@ -7,6 +7,7 @@ from functools import partial
 from fastapi import APIRouter, Request, Response
 
 from .answers import COMPLETION, Answer
+from .large import LargeBodies
 from .protocol import CompletionRequest
 from .service import Service, while_connected
 
@@ -15,7 +16,7 @@ DEFAULT_MAX_TOKENS = 16  # as in OpenAI's API
 
 def routes(service: Service) -> APIRouter:
     """The endpoint, served by ``service``."""
-    router = APIRouter(tags=["generate"])
+    router = APIRouter(tags=["generate"], route_class=LargeBodies)
 
     @router.post("/v1/completions")
     async def completions(body: CompletionRequest, request: Request) -> Response:

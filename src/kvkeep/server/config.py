@@ -27,6 +27,19 @@ class ApiConfig:
         30.0, REQUESTS, "Seconds that a client may take for the next part of a request's body.",
         above=0,
     )  # fmt: skip
+    header_timeout: float = setting(
+        10.0, REQUESTS, "Seconds that a client may take for a request's line and headers.", above=0
+    )
+    write_timeout: float = setting(
+        30.0, REQUESTS, "Seconds without progress until a client that does not read its answer is "
+        "cut off, and its requests aborted.", above=0,
+    )  # fmt: skip
+    keep_alive_timeout: float = setting(
+        75.0, REQUESTS, "Seconds that a connection may wait for its next request.", above=0
+    )
+    max_connections: int = setting(
+        4096, REQUESTS, "Connections at once. On further ones, all but probes is a 503.", least=1
+    )
     max_prompts: int = setting(
         128, REQUESTS, "Prompts of one request.", "--max-prompts-per-request", least=1
     )
@@ -66,6 +79,18 @@ class ServerConfig:
         ConfigError: a value is not allowed.
     """
 
+    ssl_certfile: Path | None = setting(
+        None, SERVER, "File with the server's certificate and those up to its authority, in PEM. "
+        "With it, the server speaks TLS.",
+    )  # fmt: skip
+    ssl_keyfile: Path | None = setting(
+        None, SERVER, "File with the certificate's key, in PEM. Default: the certificate's file."
+    )
+    ssl_keyfile_password: str | None = setting(None, SERVER, "Password of the key.", secret=True)
+    ssl_ca_certs: Path | None = setting(
+        None, SERVER, "File with certificates of authorities, in PEM. With it, clients must show "
+        "a certificate of one of them.",
+    )  # fmt: skip
     host: str = setting("127.0.0.1", SERVER, "Address to listen on; 0.0.0.0 is all.")
     port: int = setting(
         30000, SERVER, "Port to listen on; 0 finds a free one.", least=0, below=65536
@@ -95,3 +120,6 @@ class ServerConfig:
 
     def __post_init__(self) -> None:
         check(self)
+        for name in ("ssl_keyfile", "ssl_keyfile_password", "ssl_ca_certs"):
+            if getattr(self, name) is not None and self.ssl_certfile is None:
+                raise ConfigError(f"{flag(name)} needs {flag('ssl_certfile')}")

@@ -78,6 +78,18 @@ def unauthorized() -> Response:
     return _json(401, body, {"WWW-Authenticate": "Bearer"})
 
 
+def crowded(most: int) -> Response:
+    """The response on a connection that is one too many."""
+    message = f"the server has {most} connections; --max-connections allows more"
+    body = _body(message, kind="server_error", code="too_many_connections")
+    return _json(503, body, {"Retry-After": "1", "Connection": "close"})
+
+
+def raw(message: str) -> bytes:
+    """The body of a response to what is no request."""
+    return json.dumps(_body(message)).encode()
+
+
 def _json(status: int, body: dict[str, Any], headers: Mapping[str, str] | None = None) -> Response:
     # ASCII only, because a message may quote text that is not valid Unicode
     return Response(json.dumps(body), status, headers, media_type="application/json")

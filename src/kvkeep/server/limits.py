@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,8 +22,8 @@ MOST_STOP = 1024  # characters of a stop string; stop tokens; stop strings whate
 
 _NESTED = frozenset({dict, list})  # exact types, as a JSON parser makes them: a fast look-up
 
-HEADERS: dict[str, Any] = {"http": "h11", "h11_max_incomplete_event_size": 64 << 10}
-"""Options of uvicorn that bound a request's line and headers, in bytes."""
+SLOWEST = 1024
+"""Bytes per second that a body must have on average, ``--body-timeout`` aside."""
 
 
 class BodyLimits:
@@ -43,12 +44,16 @@ class BodyLimits:
         stated = dict(scope["headers"]).get(b"content-length", b"0")
         length = int(stated) if stated.isdigit() else 0
         count, whole = 0, False
+        begin = time.monotonic()
 
         async def bounded() -> Message:
             nonlocal count, whole
             if whole:  # what follows is the end of the connection, whenever it comes
                 return await receive()
-            message = _refuse(most) if length > most else await _soon(receive, seconds)
+            if length > most:
+                _refuse(most)
+            left = begin + seconds + count / SLOWEST - time.monotonic()
+            message = await _soon(receive, min(seconds, left))
             count += len(message.get("body", b""))
             whole = not message.get("more_body", False)
             return _refuse(most) if count > most else message
@@ -64,7 +69,7 @@ async def _soon(receive: Receive, seconds: float) -> Message:
     try:
         return await asyncio.wait_for(receive(), seconds)
     except TimeoutError:
-        raise HTTPException(408, f"no part of the body came for {seconds:g} s") from None
+        raise HTTPException(408, "the body came too slowly; --body-timeout allows more") from None
 
 
 def is_deeper(value: Any, levels: int) -> bool:

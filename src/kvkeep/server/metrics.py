@@ -11,6 +11,7 @@ from fastapi.routing import APIRoute
 from prometheus_client import (
     CollectorRegistry,
     Counter,
+    Gauge,
     Histogram,
     disable_created_metrics,
     generate_latest,
@@ -36,6 +37,7 @@ OUTCOMES = ("stop", "length", "abort", "error", "disconnect")
 STATUSES = (200, 401, 500, 503)  # of all endpoints
 MORE_STATUSES = (400, 404, 408, 413, 429, 499, 504)  # of those that generate
 OTHER = "other", (401, 404)  # paths that do not exist, and what they get
+CUTS = ("headers", "reader", "crowd")
 _NAME = re.compile(r"(?P<name>\w+)(?:\{(?P<labels>[^}]*)\})?")
 
 
@@ -50,6 +52,16 @@ class Metrics:
         self._responses = self._counter(
             "http_responses", "HTTP responses by endpoint and status", "endpoint", "status"
         )
+        self.connections = Gauge(
+            "http_connections", "Open connections", namespace=PREFIX, registry=self._registry
+        )
+        self.cut = self._counter(
+            "http_connections_cut",
+            "Connections that the server ended: late headers, late readers, too many",
+            "why",
+        )
+        for why in CUTS:
+            self.cut.labels(why)
         self._routes: list[APIRoute] = []
         for status in OTHER[1]:
             self._responses.labels(OTHER[0], str(status))

@@ -17,6 +17,7 @@ from pydantic import Field, ValidationError
 from ..engine.messages import Finished, TokenLogprobs
 from ..schema import RequestError
 from .answers import Replies, closed_events, data
+from .large import LargeBodies
 from .logprobs import Spell
 from .protocol import CompletionRequest, Name, StreamOptions, Tokens, Tolerant
 from .service import Service, while_connected
@@ -161,7 +162,7 @@ def _top(one: TokenLogprobs) -> list[list[Any]] | None:
 
 def routes(service: Service) -> APIRouter:
     """The endpoint, served by ``service``."""
-    router = APIRouter(tags=["generate"])
+    router = APIRouter(tags=["generate"], route_class=LargeBodies)
 
     @router.post("/generate")
     async def generate(body: NativeRequest, request: Request) -> Response:

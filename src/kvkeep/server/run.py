@@ -13,15 +13,17 @@ from types import FrameType
 from typing import Any, Protocol
 
 import uvicorn
+from fastapi import FastAPI
 
 from .. import logs
 from ..engine.client import EngineClient, EngineLink
 from ..engine.link import RemoteEngine
 from ..schema import ConfigError, KvkeepError
 from .app import create_app
-from .config import ServerConfig
+from .config import ApiConfig, ServerConfig
+from .connections import allow_files, options
 from .defaults import chat_template
-from .limits import HEADERS
+from .tls import tls_context
 
 REQUESTS_SHARE = 0.75
 """The part of the grace in which running requests may finish; storage has the rest."""
@@ -63,6 +65,9 @@ def serve(config: ServerConfig) -> None:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     if config.api.chat_template:
         chat_template(config.api.chat_template)  # before anything that takes long
+    if files := allow_files(config.api.max_connections):
+        say(f"the system allows {files} open files, too few for --max-connections")
+    tls_context(config)  # before anything that takes long
     with bind(config.host, config.port) as listener:  # before anything that takes long
         say(f"loading {_names(model, draft)}")
         grace = config.shutdown_grace_seconds
@@ -97,8 +102,7 @@ def run(
         client = EngineClient(engine)
         app = create_app(client, engine.tokenizer, config)
         engine.start()
-        options: dict[str, Any] = {"access_log": False, "log_config": None, **HEADERS}
-        server = _Server(uvicorn.Config(app, log_level=log_level, **options), engine, client, grace)
+        server = _Server(of_uvicorn(app, log_level, config), engine, client, grace)
         server.run([listener])
         left = server.left
     finally:
@@ -109,6 +113,19 @@ def run(
             engine.close(0.0)
     if engine.lost:
         raise engine.lost
+
+
+def of_uvicorn(app: FastAPI, log_level: str, config: ServerConfig | None) -> uvicorn.Config:
+    """How uvicorn serves ``app``: with our connections, and TLS if ``config`` wants it.
+
+    Raises:
+        ConfigError: certificate or key cannot be used.
+    """
+    api = config.api if config else ApiConfig()
+    made = uvicorn.Config(app, log_level=log_level, **options(api, app.state.metrics))
+    made.load()
+    made.ssl = tls_context(config) if config else None
+    return made
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -191,7 +208,8 @@ class _Server(uvicorn.Server):
         )
         for listener in sockets or []:
             host, port = listener.getsockname()[:2]
-            say(f"ready: http://{f'[{host}]' if ':' in host else host}:{port}/v1")
+            scheme = "https" if self.config.ssl else "http"
+            say(f"ready: {scheme}://{f'[{host}]' if ':' in host else host}:{port}/v1")
 
 
 def say(line: str) -> None:

@@ -7,13 +7,14 @@ from typing import Any
 from fastapi import APIRouter, Request
 
 from ..schema import RequestError
+from .large import LargeBodies
 from .protocol import DetokenizeRequest, TokenizeRequest
 from .service import Service, while_connected
 
 
 def routes(service: Service) -> APIRouter:
     """The endpoints, served by ``service``."""
-    router = APIRouter(tags=["tokens"])
+    router = APIRouter(tags=["tokens"], route_class=LargeBodies)
     encoder, context = service.encoder, service.client.info.context_length
 
     @router.post("/v1/tokenize", include_in_schema=False)
