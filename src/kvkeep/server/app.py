@@ -13,6 +13,7 @@ from . import info as info_room
 from .access import Keys, Requests
 from .config import ServerConfig
 from .defaults import chat_template, sampling_defaults
+from .dialects import Dialects
 from .explain import Recent
 from .limits import BodyLimits
 from .metrics import Metrics
@@ -45,7 +46,9 @@ def create_app(
     recent = Recent()
     service = Service(client, encoder, api, Running(client), recent, Metrics(), defaults)
     app = FastAPI(title="kvkeep")
-    routers = [room.routes(service) for room in (completions, native, chat, tokenize, admin)]
+    dialects = Dialects(tokenizer, api.tool_call_parser, api.reasoning_parser)
+    routers = [room.routes(service) for room in (completions, native, tokenize, admin)]
+    routers += [chat.routes(service, dialects)]
     for router in (*routers, info_room.routes(service, config), explain.routes(recent)):
         app.include_router(router)
         service.metrics.expect(router.routes)
