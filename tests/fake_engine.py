@@ -70,6 +70,8 @@ class FakeEngine:
     held: bool = False  # takes messages, and takes no step
     failure: tuple[str, str] | None = None  # kind and message, for every request ...
     fail_after: int = 0  # ... after so many tokens
+    script: str | None = None  # what it says instead of the prompt, then stops
+    stride: int = 1  # tokens per step of the script
     info: ModelInfo = field(
         default_factory=lambda: ModelInfo(
             name="fake",
@@ -154,6 +156,9 @@ class FakeEngine:
             del self._running[name]
             self._callback(Failed(name, *self.failure))
             return
+        if self.script is not None:
+            self._say(name, request, self.script)
+            return
         token = request.tokens[done % len(request.tokens)]
         top = request.sampling.logprobs
         found = None if top is None else [guess(token, top)]
@@ -174,3 +179,16 @@ class FakeEngine:
                 proposals=[[1, 2]] if request.report_proposals else None,
             )
             self._callback(Finished(name, "length", usage))
+
+    def _say(self, name: str, request: Generate, script: str) -> None:
+        done = self._running[name][1]
+        end = min(done + self.stride, len(script), request.sampling.max_tokens)
+        tokens = [min(ord(letter), VOCAB - 1) for letter in script[done:end]]
+        self._running[name] = (request, end)
+        self._callback(Output(name, tokens, len(tokens)))
+        if end in (len(script), request.sampling.max_tokens):
+            del self._running[name]
+            usage = Usage(
+                prompt_tokens=len(request.tokens), completion_tokens=end, cached_tokens={"host": 8}
+            )
+            self._callback(Finished(name, "stop" if end == len(script) else "length", usage))

@@ -27,6 +27,14 @@ EOS = 1
 LETTERS = Grammar("regex", r"[a-zA-Z ();:']{20,60}")
 LIST = Grammar("json_schema", '{"type": "array", "items": {"enum": ["a", 7]}, "maxItems": 6}')
 
+CALL = Grammar(
+    "lark",
+    "start: thought call\n"
+    'thought[suffix="</think>"]: /(.|\\n){3,9}/\n'
+    'call: "<tool_call>{" args "}"\n'
+    'args: %json {"type": "array", "items": {"enum": ["a", 7]}, "maxItems": 6}',
+)
+
 Processor = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -82,6 +90,7 @@ CASES = {
     ),
     "regex": Case({"grammar": LETTERS, "ignore_eos": False}, {}, [lambda: follow(LETTERS)]),
     "json": Case({"grammar": LIST, "ignore_eos": False}, {}, [lambda: follow(LIST)]),
+    "call": Case({"grammar": CALL, "ignore_eos": False}, {}, [lambda: follow(CALL)]),
     "together": Case(
         {"repetition_penalty": 4.0, "presence_penalty": 0.5, "logit_bias": {300: 3.0}}
         | {"grammar": LETTERS, "ignore_eos": False},

@@ -87,7 +87,10 @@ class EngineClient:
         if self.draining:
             raise _shutting_down()
         backend = self._link.tokenizer.backend_tokenizer
-        running = {one.id: Detokenizer(backend, one.sampling.stop) for one in requests}
+        running = {
+            one.id: Detokenizer(backend, one.sampling.stop, one.sampling.spelled)
+            for one in requests
+        }
         with self._mailbox(list(running)) as replies:
             try:
                 for request in requests:

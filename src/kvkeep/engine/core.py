@@ -288,7 +288,7 @@ class Engine:
         seq = RequestState.of(request, seed)
         seq.processors = self._processors(sampling, seq)
         stop, backend = sampling.stop, self.tokenizer.backend_tokenizer
-        detokenizer = Detokenizer(backend, stop) if stop else None
+        detokenizer = Detokenizer(backend, stop, sampling.spelled) if stop else None
         self.scheduler.add(seq)
         self._sequences[request.id] = seq, detokenizer
         if request.deadline_seconds is not None:

@@ -16,14 +16,11 @@ from llguidance import LLMatcher, LLTokenizer
 from torch import Tensor
 
 from ..schema import RequestError
-from .messages import Grammar
-
-_SPACE = r"[ \n\r\t]{0,32}"
-"""A model that only adds space inside JSON would else go on until its limit."""
+from .messages import JSON_SPACE, Grammar
 
 _COMPILERS: dict[str, Callable[[str], str]] = {
     "json_schema": partial(
-        LLMatcher.grammar_from_json_schema, overrides={"whitespace_pattern": _SPACE}
+        LLMatcher.grammar_from_json_schema, overrides={"whitespace_pattern": JSON_SPACE}
     ),
     "regex": LLMatcher.grammar_from_regex,
     "lark": LLMatcher.grammar_from_lark,

@@ -18,6 +18,10 @@ MOST_LOGPROBS = 20
 """Likeliest tokens that a request may ask for, as in OpenAI's API."""
 
 
+JSON_SPACE = r"[ \n\r\t]{0,32}"
+"""Between the parts of JSON. A model that only adds space would else go on until its limit."""
+
+
 class Grammar(msgspec.Struct, frozen=True):
     """What the whole answer must match."""
 
@@ -47,6 +51,7 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     presence_penalty: float = 0.0  # subtracted once for tokens in the answer
     logit_bias: dict[int, float] = {}  # token id -> added to its logit
     grammar: Grammar | None = None  # None: any text
+    spelled: tuple[int, ...] = ()  # special tokens that are part of the text
     logprobs: int | None = None  # log-probabilities of the tokens and so many likeliest; None: none
 
     def __post_init__(self) -> None:

@@ -18,12 +18,16 @@ class Detokenizer:
     Args:
         tokenizer: a ``tokenizers.Tokenizer``.
         stop: strings that end the text; excluded from it.
+        spelled: special tokens that are part of the text, as others are not.
     """
 
-    def __init__(self, tokenizer: Any, stop: Sequence[str] = ()) -> None:
+    def __init__(
+        self, tokenizer: Any, stop: Sequence[str] = (), spelled: Sequence[int] = ()
+    ) -> None:
         self._tokenizer = tokenizer
         self._stream = DecodeStream(skip_special_tokens=True)
         self._stop = tuple(stop)
+        self._spelled: dict[int, str] = {one: tokenizer.id_to_token(one) for one in spelled}
         self._held = ""
 
     def push(self, tokens: Sequence[int]) -> tuple[str, int | None]:
@@ -46,6 +50,8 @@ class Detokenizer:
 
     def _decode(self, token: int) -> str:
         """Text that ``token`` completes; empty inside a multi-token character."""
+        if spelled := self._spelled.get(token):
+            return spelled
         try:
             return self._stream.step(self._tokenizer, token) or ""
         except Exception:  # the token made the pending bytes invalid UTF-8: restart the stream

@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import time
 import uuid
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -24,6 +25,53 @@ logger = logging.getLogger(__name__)
 Replies = AsyncGenerator[Piece | Finished, None]
 
 
+class Voice(Protocol):
+    """Makes fields of one choice of its text."""
+
+    def push(self, text: str, tokens: Sequence[int]) -> list[dict[str, Any]]:
+        """Fields of streamed events, from text and the tokens that completed it."""
+        ...
+
+    def finish(self) -> list[dict[str, Any]]:
+        """Fields of the last streamed events."""
+        ...
+
+    def whole(self) -> dict[str, Any]:
+        """Fields of the whole choice."""
+        ...
+
+    def reason(self, engine: str) -> str:
+        """Why the choice ended, from what the engine says."""
+        ...
+
+    def details(self) -> dict[str, int]:
+        """Counts of tokens by kind; empty: there are no kinds."""
+        ...
+
+
+class PlainVoice:
+    """The text of a completion."""
+
+    def __init__(self) -> None:
+        self._texts: list[str] = []
+
+    def push(self, text: str, tokens: Sequence[int]) -> list[dict[str, Any]]:
+        self._texts.append(text)
+        return [{"text": text}]
+
+    def finish(self) -> list[dict[str, Any]]:
+        return []
+
+    def whole(self) -> dict[str, Any]:
+        return {"text": "".join(self._texts)}
+
+    def reason(self, engine: str) -> str:
+        return engine
+
+    def details(self) -> dict[str, int]:
+        return {}
+
+
 @dataclass(frozen=True, slots=True)
 class Shape:
     """The parts of a response that differ between completions and chat completions."""
@@ -31,8 +79,8 @@ class Shape:
     prefix: str  # of the response's id
     name: str  # the "object" field of a whole response
     chunk: str  # the "object" field of a streamed event
-    whole: Callable[[str], dict[str, Any]]  # text -> fields of a whole choice
-    delta: Callable[[str], dict[str, Any]]  # new text -> fields of a streamed choice
+    voice: Callable[[], Voice]  # of each choice
+    silence: dict[str, Any]  # fields of a streamed event without text
     opening: dict[str, Any]  # fields of a choice's first streamed event; empty: no such event
     logprobs: Callable[[Spell, Sequence[int], Found, int], dict[str, Any]]  # fields of a choice
 
@@ -41,20 +89,24 @@ COMPLETION = Shape(
     prefix="cmpl",
     name="text_completion",
     chunk="text_completion",
-    whole=lambda text: {"text": text},
-    delta=lambda text: {"text": text},
+    voice=PlainVoice,
+    silence={"text": ""},
     opening={},
     logprobs=of_completion,
 )
-CHAT = Shape(
-    prefix="chatcmpl",
-    name="chat.completion",
-    chunk="chat.completion.chunk",
-    whole=lambda text: {"message": {"role": "assistant", "content": text, "refusal": None}},
-    delta=lambda text: {"delta": {"content": text} if text else {}},
-    opening={"delta": {"role": "assistant", "content": ""}},
-    logprobs=of_chat,
-)
+
+
+def chat_shape(voice: Callable[[], Voice]) -> Shape:
+    """Of chat completions whose choices have such voices."""
+    return Shape(
+        prefix="chatcmpl",
+        name="chat.completion",
+        chunk="chat.completion.chunk",
+        voice=voice,
+        silence={"delta": {}},
+        opening={"delta": {"role": "assistant", "content": ""}},
+        logprobs=of_chat,
+    )
 
 
 @dataclass(slots=True)
@@ -62,12 +114,22 @@ class Choice:
     """Replies to one prompt, collected so far."""
 
     prompt_tokens: int
+    voice: Voice
     completion_tokens: int = 0
-    texts: list[str] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     reported: int = 0  # characters of tokens whose log-probabilities were streamed
     finished: Finished | None = None
+
+    def finish(self, reply: Finished) -> list[dict[str, Any]]:
+        """Note the end; return the fields of the last streamed events."""
+        self.finished = reply
+        return self.voice.finish()
+
+    @property
+    def reason(self) -> str | None:
+        """Why it ended; None: it has not."""
+        return self.voice.reason(self.finished.reason) if self.finished else None
 
     def usage(self, options: StreamOptions) -> dict[str, Any]:
         """The ``usage`` field of a streamed event of this choice, if it has one."""
@@ -102,7 +164,8 @@ class Answer:
         }
         self.ids = [f"{self.id}-{index}" for index in range(len(prompts))]
         self._choices = {
-            name: Choice(len(prompt)) for name, prompt in zip(self.ids, prompts, strict=True)
+            name: Choice(len(prompt), shape.voice())
+            for name, prompt in zip(self.ids, prompts, strict=True)
         }
 
     async def whole(self, replies: Replies) -> bytes:
@@ -111,18 +174,17 @@ class Answer:
             async for reply in replies:
                 choice = self._choices[reply.id]
                 if isinstance(reply, Finished):
-                    choice.finished = reply
+                    choice.finish(reply)
                 else:
-                    choice.texts.append(reply.text)
+                    choice.voice.push(reply.text, reply.tokens)
                     choice.tokens += reply.tokens
                     choice.logprobs += reply.logprobs or []
         choices = []
         for index, choice in enumerate(self._choices.values()):
-            text, tokens = "".join(choice.texts), choice.tokens
+            tokens = choice.tokens
             logprobs = self._logprobs(choice, tokens, choice.logprobs)
-            choices.append(
-                _choice(index, self._shape.whole(text), tokens, choice.finished, logprobs)
-            )
+            found = _choice(index, choice.voice.whole(), tokens, choice.reason, logprobs)
+            choices.append(found)
         reports = [report(usage) for usage in self._usages()]
         body = {
             "object": self._shape.name,
@@ -150,16 +212,20 @@ class Answer:
                     opening = _choice(index, self._shape.opening, [])
                     yield self._event([opening], **choice.usage(options))
                 if isinstance(reply, Finished):
-                    choice.finished = reply
-                    last = _choice(index, self._shape.delta(""), [], reply)
+                    for delta in choice.finish(reply):
+                        yield self._event([_choice(index, delta, [])], **choice.usage(options))
+                    last = _choice(index, self._shape.silence, [], choice.reason)
                     found = report(reply.usage)
                     yield self._event([last], **choice.usage(options), kvkeep=found)
                 elif reply.text or reply.tokens:
                     choice.completion_tokens += len(reply.tokens)
                     logprobs = self._logprobs(choice, reply.tokens, reply.logprobs or ())
-                    delta = self._shape.delta(reply.text)
-                    piece = _choice(index, delta, reply.tokens, logprobs=logprobs)
+                    deltas = choice.voice.push(reply.text, reply.tokens)
+                    first, *further = deltas or [self._shape.silence]
+                    piece = _choice(index, first, reply.tokens, logprobs=logprobs)
                     yield self._event([piece], **choice.usage(options))
+                    for delta in further:
+                        yield self._event([_choice(index, delta, [])], **choice.usage(options))
         if options.include_usage:
             yield self._event([], usage=self._usage())
 
@@ -183,22 +249,24 @@ class Answer:
         prompt = sum(usage.prompt_tokens for usage in usages[:: self._n])
         completion = sum(usage.completion_tokens for usage in usages)
         cached = sum(sum(usage.cached_tokens.values()) for usage in usages[:: self._n])
+        details: Counter[str] = Counter()
+        for choice in self._choices.values():
+            details.update(choice.voice.details())
         return {
             "prompt_tokens": prompt,
             "completion_tokens": completion,
             "total_tokens": prompt + completion,
             "prompt_tokens_details": {"cached_tokens": cached},
-        }
+        } | ({"completion_tokens_details": dict(details)} if details else {})
 
 
 def _choice(
     index: int,
     content: dict[str, Any],
     tokens: list[int],
-    finished: Finished | None = None,
+    reason: str | None = None,
     logprobs: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    reason = finished.reason if finished else None
     return {"index": index, **content, "logprobs": logprobs, "finish_reason": reason} | {
         "token_ids": tokens  # beside the text: re-encoding it may give other tokens
     }

@@ -19,6 +19,7 @@ from .activity import Activity
 from .config import ServerConfig
 from .connections import Crowd
 from .defaults import chat_template, sampling_defaults
+from .dialects import Dialects
 from .explain import Recent
 from .limits import BodyLimits
 from .metrics import Metrics
@@ -61,7 +62,9 @@ def create_app(
 
     app = FastAPI(title="kvkeep", version=__version__, lifespan=lifespan)
     app.state.metrics = service.metrics
-    routers = [room.routes(service) for room in (completions, native, chat, tokenize, admin)]
+    dialects = Dialects(tokenizer, api.tool_call_parser, api.reasoning_parser)
+    routers = [room.routes(service) for room in (completions, native, tokenize, admin)]
+    routers += [chat.routes(service, dialects)]
     for router in (*routers, info_room.routes(service, config), explain.routes(recent)):
         app.include_router(router)
         service.metrics.expect(router.routes)

@@ -10,6 +10,8 @@ from .. import logs
 from ..engine.config import EngineConfig
 from ..schema import ConfigError
 from ..settings import REQUESTS, SERVER, check, flag, setting
+from .speech import ALIASES, REASONING
+from .tool_formats import BY_NAME
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +64,15 @@ class ApiConfig:
     chat_template: Path | None = setting(
         None, REQUESTS, "File with a Jinja chat template. Default: the model's own."
     )
+
+    tool_call_parser: str = setting(
+        "auto", REQUESTS, "How the model writes tool calls; auto: as its chat template shows.",
+        choices=("auto", "none", *BY_NAME),
+    )  # fmt: skip
+    reasoning_parser: str = setting(
+        "auto", REQUESTS, "Tags around the model's reasoning; auto: those in its chat template.",
+        choices=("auto", "none", *REASONING, *ALIASES),
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
         check(self)

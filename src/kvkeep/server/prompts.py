@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any, cast
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, NamedTuple, cast
 
 from jinja2 import TemplateError
 
@@ -11,6 +13,15 @@ from ..schema import PromptTooLong, RequestError
 from .limits import check_count
 from .protocol import Message, Prompt
 from .tokens import Texts, Tokenizer
+
+_ENDING = 64  # characters
+
+
+class Rendered(NamedTuple):
+    """A chat in the model's template."""
+
+    tokens: list[int]
+    ending: str  # the last characters of its text
 
 
 class Encoder:
@@ -54,13 +65,19 @@ class Encoder:
         )
 
     async def chat(
-        self, messages: list[Message], variables: dict[str, Any], *, special: bool = False
-    ) -> list[int]:
-        """Tokens of ``messages`` in the model's chat template, with the generation prompt.
+        self,
+        messages: list[Message],
+        variables: dict[str, Any],
+        *,
+        special: bool = False,
+        tools: Sequence[dict[str, Any]] = (),
+    ) -> Rendered:
+        """``messages`` in the model's chat template, with the generation prompt.
 
         Args:
             variables: further variables of the template.
             special: with the tokens that every text begins or ends with, besides the template's.
+            tools: functions that the model may call, as OpenAI's ``tools``.
 
         Raises:
             RequestError: the model has no chat template, the template rejects the messages, or
@@ -74,20 +91,27 @@ class Encoder:
         parameters = inspect.signature(self._tokenizer.apply_chat_template).parameters
         if forbidden := (parameters.keys() - {"add_generation_prompt"}) & variables.keys():
             raise RequestError(f"chat_template_kwargs must not set {min(forbidden)!r}")
-        turns = [message.flat() for message in messages]
-        return await self.texts.run(
-            lambda: self.texts.encode(self._render(turns, variables), special),
-            sum(len(turn["content"]) for turn in turns),
-        )
+        given = {"tools": list(tools)} if tools else {}
+
+        def encode() -> Rendered:
+            text = self._render(messages, variables | given)
+            return Rendered(self.texts.encode(text, special), text[-_ENDING:])
+
+        size = sum(len(message.text) for message in messages)
+        return await self.texts.run(encode, size)
 
     async def text(self, tokens: list[int], skip_special: bool) -> str:
         """The text of ``tokens``."""
         return await self.texts.run(lambda: self.texts.decode(tokens, skip_special), len(tokens))
 
-    def _render(self, turns: list[dict[str, Any]], variables: dict[str, Any]) -> str:
+    def _render(self, messages: list[Message], variables: dict[str, Any]) -> str:
         variables = {"add_generation_prompt": True} | variables
+        render = partial(self._tokenizer.apply_chat_template, tokenize=False, **variables)
         try:
-            return str(self._tokenizer.apply_chat_template(turns, tokenize=False, **variables))
+            try:
+                return str(render([message.flat() for message in messages]))
+            except TypeError:  # some templates add arguments of calls to text
+                return str(render([message.flat(as_objects=False) for message in messages]))
         except (TemplateError, TypeError, ValueError) as error:
             raise RequestError(f"messages do not fit the chat template: {error}") from error
 

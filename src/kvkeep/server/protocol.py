@@ -13,15 +13,18 @@ from ..engine.messages import Grammar, Sampling
 from ..schema import RequestError
 from .defaults import SAMPLED
 from .limits import MOST_LEVELS, MOST_MESSAGES, MOST_NAME, MOST_STOP, is_deeper
+from .tools import MOST_TOOLS, Tool, ToolCall, ToolChoice
 
 IGNORED = (
     # of OpenAI
     *("metadata", "prediction", "prompt_cache_key", "prompt_cache_retention"),
     *("safety_identifier", "service_tier", "store", "user"),
-    # of SGLang: placement, labels, and reports that every answer has or that need a parser
+    # of chats, which have them as fields
+    *("parallel_tool_calls", "separate_reasoning", "stream_reasoning"),
+    # of SGLang: placement, labels, and reports that every answer has
     *("bootstrap_host", "bootstrap_port", "bootstrap_room", "custom_labels", "data_parallel_rank"),
     *("disagg_prefill_dp_rank", "return_cached_tokens_details", "return_spec_tokens_details"),
-    *("routed_dp_rank", "separate_reasoning", "session_id", "stream_reasoning"),
+    *("routed_dp_rank", "session_id"),
     # of vLLM
     *("kv_transfer_params", "request_id", "return_token_ids"),
 )
@@ -56,7 +59,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "lora_path": ([],),
     "modalities": (["text"],),
     "no_stop_trim": (False,),
-    "parallel_tool_calls": (True, False),
     "prompt_embeds": (),
     "prompt_logprobs": (),
     "return_flat_raw_output_top_logprobs": (False,),
@@ -78,7 +80,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "suffix": ("",),
     "task": (),
     "thinking": ({"type": "disabled"},),
-    "tool_choice": ("none", "auto"),
+    "tool_choice": ("none", "auto"),  # of completions, as echo is of chats
     "tools": ([],),
     "top_logprobs": (0,),
     "truncate_prompt_tokens": (),
@@ -325,13 +327,30 @@ class Message(BaseModel):
     model_config = ConfigDict(strict=True, allow_inf_nan=False, extra="allow")
 
     role: str
-    content: str | list[TextPart]
+    content: str | list[TextPart] | None = None
+    tool_calls: list[ToolCall] | None = None
 
-    def flat(self) -> dict[str, Any]:
-        """The message with its content as one string, as chat templates expect it."""
-        parts = self.content
-        text = parts if isinstance(parts, str) else "".join(part.text for part in parts)
-        return self.model_dump() | {"content": text}
+    @model_validator(mode="after")
+    def _says_something(self) -> Message:
+        if self.content is None and not self.tool_calls:
+            raise PydanticCustomError("missing", "Field required: content")
+        return self
+
+    @property
+    def text(self) -> str:
+        """The content as one string."""
+        parts = self.content or ""
+        return parts if isinstance(parts, str) else "".join(part.text for part in parts)
+
+    def flat(self, as_objects: bool = True) -> dict[str, Any]:
+        """The message as chat templates expect it: with its content as one string.
+
+        Args:
+            as_objects: arguments of calls are objects, else text.
+        """
+        calls = [call.flat(as_objects) for call in self.tool_calls or ()]
+        dumped = self.model_dump(exclude={"tool_calls"}) | {"content": self.text}
+        return dumped | ({"tool_calls": calls} if calls else {})
 
 
 Messages = Annotated[list[Message], Field(max_length=MOST_MESSAGES)]
@@ -343,6 +362,11 @@ class ChatRequest(GenerationRequest):
     messages: Messages
     logprobs: bool = False
     top_logprobs: int = 0
+    tools: Annotated[list[Tool], Field(max_length=MOST_TOOLS)] = []
+    tool_choice: ToolChoice = "auto"
+    parallel_tool_calls: bool = True  # False: one call at most
+    separate_reasoning: bool = True  # False: reasoning stays content
+    stream_reasoning: bool = True  # False: a stream has reasoning in one piece
     chat_template_kwargs: dict[str, Any] = {}  # further variables of the chat template
     reasoning_effort: str | None = None  # one more of them, under this name
 
@@ -351,6 +375,36 @@ class ChatRequest(GenerationRequest):
         if self.top_logprobs and not self.logprobs:
             raise RequestError("top_logprobs needs logprobs to be true")
         return self.top_logprobs if self.logprobs else None
+
+    @property
+    def shown_tools(self) -> list[dict[str, Any]]:
+        """Tools for the chat template."""
+        return [] if self.tool_choice == "none" else [tool.given() for tool in self.tools]
+
+    @property
+    def usable(self) -> list[Tool]:
+        """Tools that the model may call.
+
+        Raises:
+            RequestError: two have one name, or the chosen one is not there.
+        """
+        names = [tool.function.name for tool in self.tools]
+        if len(set(names)) < len(names):
+            raise RequestError("tools must not have two functions of one name")
+        match self.tool_choice:
+            case "none":
+                return []
+            case "auto":
+                return self.tools
+            case "required":
+                if not names:
+                    raise RequestError("tool_choice must not be required without tools")
+                return self.tools
+            case named:
+                found = [one for one in self.tools if one.function.name == named.function.name]
+                if not found:
+                    raise RequestError(f"tool_choice {named.function.name!r} is not in tools")
+                return found
 
     @property
     def variables(self) -> dict[str, Any]:

@@ -95,6 +95,7 @@ class Service:
         default_limit: int | None = None,
         echo: bool = False,
         prompt_logprobs: bool = False,
+        sampling: Mapping[str, Any] | None = None,
     ) -> Response:
         """Generate from ``prompts`` and respond, whole or streamed as ``body`` asks.
 
@@ -104,6 +105,7 @@ class Service:
             default_limit: maximum of new tokens if ``body`` sets none; None: up to the context.
             echo: begin each answer with its prompt.
             prompt_logprobs: report those of the prompt's tokens too.
+            sampling: parameters in place of those of ``body``.
 
         Raises:
             PromptTooLong: a prompt and its new tokens exceed the context.
@@ -117,10 +119,13 @@ class Service:
             Generate(
                 id=name,
                 tokens=tokens,
-                sampling=body.sampling(
-                    self._limit(body, len(tokens), default_limit),
-                    self.defaults,
-                    index % body.n,
+                sampling=msgspec.structs.replace(
+                    body.sampling(
+                        self._limit(body, len(tokens), default_limit),
+                        self.defaults,
+                        index % body.n,
+                    ),
+                    **(sampling or {}),
                 ),
                 namespace=body.namespace,
                 priority=body.priority,

@@ -29,7 +29,7 @@ def routes(service: Service) -> APIRouter:
             variables = {"add_generation_prompt": body.add_generation_prompt}
             variables |= body.chat_template_kwargs
             work = encoder.chat(body.messages, variables, special=bool(special))
-            tokens = await while_connected(request, work)
+            tokens = (await while_connected(request, work)).tokens
             return {"count": len(tokens), "max_model_len": context, "tokens": tokens}
         several = await while_connected(
             request, encoder.prompts(body.prompt or "", special=special is not False)
