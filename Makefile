@@ -18,7 +18,7 @@ GPU_PYTHON ?= python3
 GPU_TESTS  := tests/gpu tests/core/test_memory.py tests/core/test_cuda.py
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-oldest ops gpu lint format clean
+.PHONY: help demo test test-oldest clients ops gpu lint format clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' Makefile
@@ -31,6 +31,9 @@ test: $(READY) ## run the tests, with coverage of the cache
 
 test-oldest: $(OLDEST)/.ready ## run the tests of models and drafts on the oldest transformers supported
 	@$(OLDEST)/bin/python -m pytest --numprocesses auto --dist loadfile $(MODEL_TESTS) $(ARGS)
+
+clients: $(READY) ## run clients of others against a server, each in an environment of its own
+	@$(RUN) -m clients.run $(ARGS)
 
 ops: $(READY) $(LINTERS)/.ready ## lint deployment files; try dashboard and alerts on a real Prometheus
 	@PATH="$(CURDIR)/$(LINTERS)/bin:$$PATH" PYTHONPATH=src $(RUN) -m scripts.ops
@@ -52,7 +55,7 @@ format: $(READY) ## format the code
 	@$(RUN) -m ruff check --quiet --fix
 
 clean: ## remove the environment and all caches
-	@rm -rf $(VENV) $(OLDEST) $(LINTERS) .coverage .*_cache .hypothesis
+	@rm -rf $(VENV) $(OLDEST) $(LINTERS) .venv-clients .coverage .*_cache .hypothesis
 
 # torch comes first and alone: which build suits a machine is pip's choice, not another package's.
 $(READY): pyproject.toml constraints.txt

@@ -124,7 +124,8 @@ class Encoder:
         """
         if len(tokens) > self._context:
             raise PromptTooLong(
-                f"the prompt has {len(tokens)} tokens, more than the context of {self._context}"
+                f"the prompt has {len(tokens)} tokens; "
+                f"this model's maximum context length is {self._context} tokens"
             )
         for worst in (min(tokens), max(tokens)):
             if not 0 <= worst < self._vocab_size:

@@ -181,15 +181,15 @@ class Service:
         room = context - prompt
         if room < 1:
             raise PromptTooLong(
-                f"the prompt has {prompt} tokens; with at least one new token "
-                f"it exceeds the context of {context}"
+                f"the prompt has {prompt} tokens and needs room for at least one more; "
+                f"this model's maximum context length is {context} tokens"
             )
         if body.limit is None:
             return room if default is None else min(default, room)
         if body.limit > room:
             raise PromptTooLong(
                 f"the prompt has {prompt} tokens and the request asks for {body.limit} more; "
-                f"together they exceed the context of {context}"
+                f"this model's maximum context length is {context} tokens"
             )
         return body.limit
 

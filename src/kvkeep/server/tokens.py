@@ -72,7 +72,8 @@ class Texts:
         if len(text) > self._most:
             raise PromptTooLong(
                 f"the prompt has {len(text)} characters; "
-                f"the context of {self._context} tokens holds at most {self._most}"
+                f"this model's maximum context length is {self._context} tokens, "
+                f"in characters at most {self._most}"
             )
         try:
             text.encode()
