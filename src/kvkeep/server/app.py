@@ -8,7 +8,7 @@ from fastapi import FastAPI
 
 from ..engine.client import EngineClient
 from ..engine.config import EngineConfig
-from . import admin, chat, completions, errors, explain, native, tokenize
+from . import admin, anthropic, chat, completions, errors, explain, native, tokenize
 from . import info as info_room
 from .access import Keys, Requests
 from .config import ServerConfig
@@ -48,7 +48,7 @@ def create_app(
     app = FastAPI(title="kvkeep")
     dialects = Dialects(tokenizer, api.tool_call_parser, api.reasoning_parser)
     routers = [room.routes(service) for room in (completions, native, tokenize, admin)]
-    routers += [chat.routes(service, dialects)]
+    routers += [room.routes(service, dialects) for room in (chat, anthropic)]
     for router in (*routers, info_room.routes(service, config), explain.routes(recent)):
         app.include_router(router)
         service.metrics.expect(router.routes)
