@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
+import openai
 import pytest
 from chat_families import DEEPSEEK, HERMES, LLAMA, OPENED, THINKING, prompt_of, served
 from fake_engine import FakeEngine
@@ -167,6 +168,28 @@ TALK: list[dict[str, Any]] = [
     {"role": "assistant", "content": None, "tool_calls": [CALLED]},
     {"role": "tool", "tool_call_id": "c1", "content": "rain"},
 ]
+
+
+async def test_the_official_client_takes_streams_of_calls(
+    hermes: httpx.AsyncClient, engine: FakeEngine
+) -> None:
+    engine.script = f"I look.\n{BOTH}"
+    async with openai.AsyncOpenAI(
+        base_url="http://kvkeep/v1", api_key="none", http_client=hermes
+    ) as client:
+        asked: Any = {"model": "fake", **ASK, **TOOLS}
+        async with client.chat.completions.stream(**asked) as stream:
+            kinds = {event.type async for event in stream}
+            completion = await stream.get_final_completion()
+        whole = await client.chat.completions.create(**asked)
+    assert "tool_calls.function.arguments.done" in kinds
+    for answer in (completion, whole):
+        choice = answer.choices[0]
+        calls: Any = choice.message.tool_calls
+        assert (choice.finish_reason, choice.message.content) == ("tool_calls", "I look.")
+        assert [(call.function.name, call.function.arguments) for call in calls] == [
+            ("get", '{"x": 1}'), ("now", "{}"),
+        ]  # fmt: skip
 
 
 class TestHistory:

@@ -10,6 +10,7 @@ import uuid
 from collections.abc import Callable
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .. import logs
@@ -39,7 +40,7 @@ class Keys:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and not self._allowed(scope):
-            await unauthorized()(scope, receive, send)
+            await unauthorized(Request(scope))(scope, receive, send)
         else:
             await self._app(scope, receive, send)
 
@@ -53,8 +54,11 @@ class Keys:
             keys = [self._key, self._admin_key]
         if keys[0] is None:
             return True
-        scheme, _, given = Headers(scope=scope).get("authorization", "").partition(" ")
-        bearer = given.strip().encode("latin-1") if scheme.lower() == "bearer" else b""
+        headers = Headers(scope=scope)
+        scheme, _, given = headers.get("authorization", "").partition(" ")
+        if scheme.lower() != "bearer":
+            given = headers.get("x-api-key", "")  # as clients of Anthropic send it
+        bearer = given.strip().encode("latin-1")
         # a comparison takes the same time wherever the two differ
         return any(hmac.compare_digest(key.encode(), bearer) for key in keys if key)
 

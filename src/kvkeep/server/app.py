@@ -12,7 +12,7 @@ from fastapi import FastAPI
 from .. import __version__
 from ..engine.client import EngineClient
 from ..engine.config import EngineConfig
-from . import admin, chat, completions, errors, explain, native, tokenize
+from . import admin, anthropic, chat, completions, errors, explain, native, tokenize
 from . import info as info_room
 from .access import Keys, Requests
 from .activity import Activity
@@ -64,7 +64,7 @@ def create_app(
     app.state.metrics = service.metrics
     dialects = Dialects(tokenizer, api.tool_call_parser, api.reasoning_parser)
     routers = [room.routes(service) for room in (completions, native, tokenize, admin)]
-    routers += [chat.routes(service, dialects)]
+    routers += [room.routes(service, dialects) for room in (chat, anthropic)]
     for router in (*routers, info_room.routes(service, config), explain.routes(recent)):
         app.include_router(router)
         service.metrics.expect(router.routes)

@@ -21,6 +21,7 @@ from functools import partial
 from typing import Any
 
 import h11
+from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -176,6 +177,6 @@ class Crowd:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         surplus = scope["type"] == "http" and scope.get("state", {}).get(_SURPLUS)
         if surplus and scope["path"] not in OPEN | {METRICS}:
-            await crowded(self._most)(scope, receive, send)
+            await crowded(Request(scope), self._most)(scope, receive, send)
         else:
             await self._app(scope, receive, send)

@@ -54,35 +54,46 @@ def install(app: FastAPI) -> None:
         status, body = describe(error)
         # middleware, which adds this header to others, does not see the response to an Exception
         headers = {ID_HEADER: request.scope["state"]["request_id"]}
-        return _json(status, body, headers | ({"Retry-After": "1"} if status == 429 else {}))
+        retry = {"Retry-After": "1"} if status == 429 else {}
+        return _json(request, status, body, headers | retry)
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Response:
-        return _json(400, _invalid(list(error.errors())))
+        return _json(request, 400, _invalid(list(error.errors())))
 
     @app.exception_handler(HTTPException)
     async def refused(request: Request, error: HTTPException) -> Response:
         what = error.detail
         if what == http.HTTPStatus(error.status_code).phrase:  # no detail: name the endpoint
             what = f"{request.method} {request.url.path}: {what}"
-        return _json(error.status_code, _body(what), error.headers)
+        return _json(request, error.status_code, _body(what), error.headers)
 
     @app.exception_handler(ClientDisconnect)
     async def gone(request: Request, error: ClientDisconnect) -> Response:
         return Response(status_code=499)  # never sent: the client is gone
 
 
-def unauthorized() -> Response:
+def in_anthropics_schema(status: int, body: dict[str, Any]) -> dict[str, Any]:
+    """An error's ``body`` as Anthropic's API has it."""
+    kinds = {
+        401: "authentication_error", 404: "not_found_error", 413: "request_too_large",
+        429: "rate_limit_error", 503: "overloaded_error", 504: "timeout_error",
+    }  # fmt: skip
+    kind = kinds.get(status, "invalid_request_error" if status < 500 else "api_error")
+    return {"type": "error", "error": {"type": kind, "message": body["error"]["message"]}}
+
+
+def unauthorized(request: Request) -> Response:
     """The response to a request without the right key."""
     body = _body("this needs the right key: Authorization: Bearer KEY", code="invalid_api_key")
-    return _json(401, body, {"WWW-Authenticate": "Bearer"})
+    return _json(request, 401, body, {"WWW-Authenticate": "Bearer"})
 
 
-def crowded(most: int) -> Response:
+def crowded(request: Request, most: int) -> Response:
     """The response on a connection that is one too many."""
     message = f"the server has {most} connections; --max-connections allows more"
     body = _body(message, kind="server_error", code="too_many_connections")
-    return _json(503, body, {"Retry-After": "1", "Connection": "close"})
+    return _json(request, 503, body, {"Retry-After": "1", "Connection": "close"})
 
 
 def raw(message: str) -> bytes:
@@ -90,7 +101,11 @@ def raw(message: str) -> bytes:
     return json.dumps(_body(message)).encode()
 
 
-def _json(status: int, body: dict[str, Any], headers: Mapping[str, str] | None = None) -> Response:
+def _json(
+    request: Request, status: int, body: dict[str, Any], headers: Mapping[str, str] | None = None
+) -> Response:
+    if request.url.path.startswith("/v1/messages"):
+        body = in_anthropics_schema(status, body)
     # ASCII only, because a message may quote text that is not valid Unicode
     return Response(json.dumps(body), status, headers, media_type="application/json")
 
