@@ -165,7 +165,8 @@ class FakeEngine:
         prompt = None
         if request.prompt_logprobs and not done:
             prompt = [guess(each, top or 0) for each in request.tokens[1:]]
-        self._callback(Output(name, [token], 1, found, prompt, cached=0 if done else 3))
+        hit = None if done else {"device": 2, "host": 1, "storage": 0}
+        self._callback(Output(name, [token], 1, found, prompt, cached=hit))
         self._running[name] = (request, done + 1)
         if done + 1 == request.sampling.max_tokens:
             del self._running[name]

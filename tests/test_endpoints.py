@@ -244,6 +244,21 @@ class TestAbort:
         assert await self.abort(http, rid=name) == 1
         assert (await task).json()["id"] == name
 
+    async def test_the_usage_of_what_had_begun(
+        self, http: httpx.AsyncClient, engine: FakeEngine
+    ) -> None:
+        engine.step_seconds = 0.02
+        body = {"prompt": "a", "max_tokens": 60, "rid": "mine"}
+        task = asyncio.create_task(http.post(COMPLETIONS, json=body))
+        while engine.steps < 2:
+            await asyncio.sleep(0.005)
+        await asyncio.sleep(0.005)
+        assert await self.abort(http, rid="mine") == 1
+        answer = (await task).json()
+        assert 0 < answer["usage"]["completion_tokens"] < 60
+        assert answer["usage"]["prompt_tokens_details"] == {"cached_tokens": 3}
+        assert answer["kvkeep"]["cached_tokens"] == {"device": 2, "host": 1, "storage": 0}
+
     async def test_it_must_name_one(self, http: httpx.AsyncClient) -> None:
         for body in ({}, {"rid": ""}, {"abort_all": False}):
             error = await refusal(http, "/abort_request", body)

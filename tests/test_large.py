@@ -61,6 +61,14 @@ def test_values_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         assert error.value.status_code == 413
 
 
+def test_commas_in_strings_are_no_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(large, "MOST_VALUES", 3)
+    for value in (",,,,,", '\\",,,,,', ["\\", ",,,,"]):
+        assert large.parse(json.dumps(value).encode()) == value
+    with pytest.raises(json.JSONDecodeError):
+        large.parse(b'"' + b'\\",' * 100_000)
+
+
 def test_values_are_counted() -> None:
     assert [count(x, 9) for x in (1, [], [1], {"a": [1, {}]}, [[[]]])] == [1, 1, 2, 4, 3]
     assert count([[0] * 100] * 100, 9) > 9

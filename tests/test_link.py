@@ -104,7 +104,8 @@ class TestMessages:
         client = EngineClient(engine)
         assert client.info.name == "fake"
         *pieces, end = [one async for one in client.generate(ask("a", [97, 98]))]
-        cached = [3, 0, 0, 0]  # in the first output
+        hit = {"device": 2, "host": 1, "storage": 0}
+        cached = [hit, None, None, None]  # in the first output
         assert pieces == [
             Piece("a", [97 + i % 2], 1, cached=cached[i], text="ab"[i % 2]) for i in range(4)
         ]

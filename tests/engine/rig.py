@@ -187,7 +187,7 @@ class Rig:
             case Output():
                 answer.tokens += reply.tokens
                 answer.text += answer.detokenizer.push(reply.tokens[: reply.shown])[0]
-                answer.hit += reply.cached
+                answer.hit += sum((reply.cached or {}).values())
                 answer.logprobs += reply.logprobs or []
                 answer.prompt_logprobs += reply.prompt_logprobs or []
                 (seq,) = (seq for seq in self.engine.scheduler if seq.id == reply.id)

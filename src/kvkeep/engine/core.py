@@ -318,7 +318,7 @@ class Engine:
                 shown,
                 advance.logprobs and advance.logprobs[:kept],
                 seq.prompt_logprobs if opening and seq.request.prompt_logprobs else None,
-                sum(seq.explanation.tokens.values()) if opening and seq.explanation else 0,
+                seq.usage().cached_tokens if opening else None,
             )
         )
 

@@ -148,7 +148,7 @@ class Output(msgspec.Struct, frozen=True, tag=True):
     logprobs: list[TokenLogprobs] | None = None  # of ``tokens``, if requested
     # the rest only in the first output of a request
     prompt_logprobs: list[TokenLogprobs] | None = None  # from its second token on, if requested
-    cached: int = 0  # tokens of the prefix hit
+    cached: dict[str, int] | None = None  # tokens of the prefix hit, by tier
 
 
 TIERS = ("none", "device", "host", "storage")

@@ -16,7 +16,9 @@ Event loop's thread only.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import resource
+import socket
 from functools import partial
 from typing import Any
 
@@ -35,6 +37,9 @@ SPARE = 64
 
 LEAST_READ = 16 << 10
 """Bytes that a client must read of a pending answer within ``--write-timeout``."""
+
+UNSENT = 128 << 10
+"""Bytes of an answer that the kernel keeps, besides what it has sent. Else it keeps megabytes."""
 
 _OTHER_FILES = 256  # open files that are no connections: storage, sockets, libraries
 _SURPLUS = "surplus"  # in a scope's state: the connection is one too many
@@ -83,6 +88,10 @@ class Connection(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         transport.set_write_buffer_limits(high=1, low=0)  # what is not sent is always watched
+        with contextlib.suppress(OSError):  # it is gone already, or no TCP
+            transport.get_extra_info("socket").setsockopt(
+                socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT
+            )
         self._metrics.connections.inc()
         surplus = len(self.connections) - self._api.max_connections
         if surplus > SPARE:
@@ -138,6 +147,9 @@ class Connection(H11Protocol):
             self._cut("reader")
         else:
             self._watch_reader()
+
+    def _should_upgrade(self) -> bool:
+        return False  # and no line in the log for each client that asks
 
     def send_400_response(self, msg: str) -> None:
         self._refuse(400, msg)

@@ -123,7 +123,7 @@ class NativeAnswer:
         part.tokens += reply.tokens
         part.logprobs += reply.logprobs or []
         part.prompt_logprobs += reply.prompt_logprobs or []
-        part.cached = max(part.cached, reply.cached)
+        part.cached = sum(reply.cached.values()) if reply.cached else part.cached
 
     def _report(self, name: str) -> dict[str, Any]:
         part = self._parts[name]

@@ -35,6 +35,7 @@ class Running:
         """
         request = _Request(frozenset(names), {one.id: one for one in generates})
         tokens: Counter[str] = Counter()
+        cached: dict[str, dict[str, int]] = {}  # by request, once it has begun
         self._count += 1
         key = self._count
         self._requests[key] = request
@@ -44,13 +45,14 @@ class Running:
                     del request.unfinished[reply.id]
                 else:
                     tokens[reply.id] += len(reply.tokens)
+                    cached |= {reply.id: reply.cached} if reply.cached else {}
                 yield reply
         except Aborted:
             for name, generate in request.unfinished.items():
                 usage = Usage(
                     prompt_tokens=len(generate.tokens),
                     completion_tokens=tokens[name],
-                    cached_tokens={},
+                    cached_tokens=cached.get(name, {}),
                 )
                 yield Finished(name, "abort", usage)
         finally:
