@@ -51,7 +51,12 @@ def create_app(
         defaults = sampling_defaults(config.engine.model)
     encoder = Encoder(tokenizer, info.context_length, info.vocab_size, api.max_prompts)
     recent = Recent()
-    service = Service(client, encoder, api, Running(client), recent, Metrics(), defaults)
+    tracing = None
+    if api.otlp_traces_endpoint:
+        from .tracing import Tracing, exporting  # an extra
+
+        tracing = Tracing(exporting(api.otlp_traces_endpoint), info.name)
+    service = Service(client, encoder, api, Running(client), recent, Metrics(), defaults, tracing)
     activity = Activity(client, service.metrics.counts)
 
     @contextlib.asynccontextmanager

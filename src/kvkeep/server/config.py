@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 
 from .. import logs
@@ -64,6 +65,10 @@ class ApiConfig:
     chat_template: Path | None = setting(
         None, REQUESTS, "File with a Jinja chat template. Default: the model's own."
     )
+    otlp_traces_endpoint: str | None = setting(
+        None, REQUESTS, "URL of an OpenTelemetry collector for traces, such as "
+        "http://127.0.0.1:4318/v1/traces. Needs kvkeep[otel].",
+    )  # fmt: skip
 
     tool_call_parser: str = setting(
         "auto", REQUESTS, "How the model writes tool calls; auto: as its chat template shows.",
@@ -80,6 +85,23 @@ class ApiConfig:
             key = getattr(self, name)
             if key is not None and not re.fullmatch(r"[!-~]+", key):
                 raise ConfigError(f"{flag(name)} must be printable ASCII without spaces")
+        if self.otlp_traces_endpoint is not None:
+            _check_traces(self.otlp_traces_endpoint)
+
+
+def _check_traces(endpoint: str) -> None:
+    if not re.match(r"https?://[^/]", endpoint):
+        raise ConfigError(
+            "--otlp-traces-endpoint must be a URL such as http://127.0.0.1:4318/v1/traces, "
+            f"not {endpoint!r}"
+        )
+    try:
+        import_module("opentelemetry.exporter.otlp.proto.http.trace_exporter")
+    except ImportError as error:
+        raise ConfigError(
+            "--otlp-traces-endpoint needs OpenTelemetry, which is not installed: "
+            f"pip install 'kvkeep[otel]' ({error})"
+        ) from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

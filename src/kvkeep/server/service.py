@@ -8,7 +8,7 @@ import re
 from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import msgspec
 from fastapi import Request, Response
@@ -28,6 +28,9 @@ from .metrics import Metrics
 from .prompts import Encoder
 from .protocol import GenerationRequest, StreamOptions
 from .running import Running
+
+if TYPE_CHECKING:
+    from .tracing import Tracing
 
 T = TypeVar("T")
 
@@ -70,6 +73,7 @@ class Service:
     recent: Recent
     metrics: Metrics
     defaults: Mapping[str, Any]  # sampling parameters of requests that name none
+    tracing: Tracing | None  # None: nobody collects traces
 
     def check(self, body: GenerationRequest) -> None:
         """Check what needs neither tokens nor the engine.
@@ -142,6 +146,8 @@ class Service:
         replies = self.client.generate(*generates)
         replies = self.running.track(names, generates, replies)
         replies = self.recent.watch(names, self.metrics.watch(endpoint, replies))
+        if self.tracing:
+            replies = self.tracing.watch(request, answer.id, replies)
         if echo:
             replies = self._echoed(generates, replies)
         headers = _ignored(body.unknown)
