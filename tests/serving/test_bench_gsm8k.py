@@ -93,6 +93,22 @@ def test_gsm8k_grades_known_answers_with_the_cache_on_and_off(tmp_path: Path) ->
     assert "<svg" in files["svg"].read_text()
 
 
+def test_seven_right_answers_of_ten_are_an_accuracy_of_seven_tenths(tmp_path: Path) -> None:
+    file = tmp_path / "ten.jsonl"
+    lines = [{"question": f"{at} + {at}?", "answer": f"#### {2 * at}"} for at in range(10)]
+    file.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+
+    def respond(path: str, body: dict[str, Any]) -> Reply:
+        at = int(body["prompt"].rsplit("Question: ", 1)[1].split()[0])
+        return said(f"That is {2 * at + (at in (2, 5, 9))}.")
+
+    with serving(respond) as stub:
+        code, output = bench("gsm8k", "--file", file, "--num-shots", 0, "--base-url", stub.url)
+    assert code == 0
+    (accuracy,) = [line.split()[1] for line in output.splitlines() if "Accuracy" in line]
+    assert accuracy == "0.700"
+
+
 @pytest.mark.parametrize(
     ("served", "sent"),
     [
