@@ -18,8 +18,9 @@ from tiny_models import (
     save_target,
 )
 
-from kvkeep.models.target.hf import load_target, load_tokenizer
+from kvkeep.models.target.hf import load_target
 from kvkeep.models.target.model import Target
+from kvkeep.models.tokenizer import load_tokenizer
 from kvkeep.schema import ConfigError, UnsupportedModel
 
 torch.set_num_threads(1)

@@ -21,7 +21,7 @@ from tokenizers.trainers import BpeTrainer, UnigramTrainer, WordPieceTrainer
 
 import kvkeep.demo
 from kvkeep.engine.client import EngineClient
-from kvkeep.models.target.hf import load_tokenizer
+from kvkeep.models.tokenizer import load_tokenizer
 from kvkeep.schema import PromptTooLong, RequestError
 from kvkeep.server.app import create_app
 from kvkeep.server.tokens import _LONG, Texts

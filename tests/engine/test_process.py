@@ -38,6 +38,7 @@ def test_a_killed_engine_comes_back_with_what_storage_has(tmp_path: Path) -> Non
 
     try:
         server.wait()
+        assert "libtorch" not in Path(f"/proc/{server.pid}/maps").read_text()  # the engine has it
         cold = ask(server, 50)
         server.empty("device")  # waits until storage has everything
         refused: list[tuple[int, Any]] = []

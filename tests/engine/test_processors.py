@@ -19,7 +19,7 @@ from torch import Tensor
 
 from kvkeep.engine.grammar import _COMPILERS
 from kvkeep.engine.messages import Failed, Grammar
-from kvkeep.models.target.hf import load_tokenizer
+from kvkeep.models.tokenizer import load_tokenizer
 
 NEW = 40
 PROMPT = 17 * demo_prompts()["period-64"][3][:19]  # so that answers repeat tokens, too

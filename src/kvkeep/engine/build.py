@@ -12,8 +12,9 @@ from ..media.memory import Memory
 from ..models.drafts.interface import Draft
 from ..models.drafts.loading import load_draft
 from ..models.graphs import Graphs
-from ..models.target.hf import load_target, load_tokenizer
+from ..models.target.hf import load_target
 from ..models.target.model import Target
+from ..models.tokenizer import load_tokenizer
 from ..schema import Group, Identity, Schema
 from ..stores.base import Store
 from ..stores.labels import Label

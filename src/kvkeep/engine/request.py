@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..core.lease import Explanation, Lease, Prefetch
 from .messages import Generate, TokenLogprobs, Usage
-from .processors import Processors
+
+if TYPE_CHECKING:  # imports torch, which settings and servers need not
+    from .processors import Processors
 
 
 @dataclass(slots=True)

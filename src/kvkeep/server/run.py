@@ -76,8 +76,9 @@ def serve(config: ServerConfig) -> None:
 
 
 def _tokenizer(model: Path) -> Any:
-    from ..models.target.hf import load_tokenizer  # takes seconds, in which the engine loads
+    from ..models.tokenizer import load_tokenizer, without_torch
 
+    without_torch()
     return load_tokenizer(model)
 
 

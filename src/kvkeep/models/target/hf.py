@@ -1,4 +1,4 @@
-"""Hugging Face transformers: no other file imports it.
+"""Models of Hugging Face transformers: no other file imports those.
 
 A target model is transformers' own code with two parts replaced: its attention function and its
 cache object. Both call a :class:`~kvkeep.models.target.context.ForwardContext`. No list says which
@@ -68,25 +68,6 @@ def _cache(config: Any, context: ForwardContext) -> ContextCache:
             return 0  # transformers needs it only for positions and masks, which we give
 
     return PoolCache()
-
-
-def load_tokenizer(directory: Path) -> Any:
-    """Load the ``PreTrainedTokenizerFast`` of a local model directory.
-
-    Raises:
-        ConfigError: there is no tokenizer, or it has no ``tokenizer.json``.
-    """
-    from transformers import AutoTokenizer
-
-    if not (directory / "tokenizer.json").is_file():
-        raise ConfigError(f"{directory} has no tokenizer.json: a fast tokenizer is needed")
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True)
-    except (OSError, ValueError, KeyError) as error:
-        raise ConfigError(f"cannot load the tokenizer of {directory}: {error}") from error
-    if not tokenizer.is_fast:
-        raise ConfigError(f"the tokenizer of {directory} is not a fast one")
-    return tokenizer
 
 
 def load_target(
