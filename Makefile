@@ -17,6 +17,9 @@ MODEL_TESTS := $(addprefix tests/,test_families.py test_models.py test_runner.py
 GPU_PYTHON ?= python3
 GPU_TESTS  := tests/gpu tests/core/test_memory.py tests/core/test_cuda.py
 
+# Tests start some hundred processes: each would compile all that it imports.
+test test-oldest: export PYTHONDONTWRITEBYTECODE :=
+
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-oldest clients ops gpu lint format clean
 

@@ -111,11 +111,11 @@ def machine(kind: str, examples: int, steps: int) -> type:
     return case
 
 
-TestFullAndDraft = machine("two", 100, 50)
-TestFourGroups = machine("four", 100, 50)
-TestSnapshots = machine("five", 100, 50)
-TestNoGroupIsVital = machine("no vital", 60, 50)
-TestLenient = machine("lenient", 60, 50)
+TestFullAndDraft = machine("two", 50, 50)
+TestFourGroups = machine("four", 50, 50)
+TestSnapshots = machine("five", 50, 50)
+TestNoGroupIsVital = machine("no vital", 30, 50)
+TestLenient = machine("lenient", 30, 50)
 
 
 @pytest.mark.parametrize("kind", list(KINDS))

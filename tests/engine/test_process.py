@@ -19,15 +19,16 @@ from rig import DEMO_PAIR, demo_prompts
 from kvkeep.demo.process import Server
 from kvkeep.stores.file import FileStore
 
-PROMPT = demo_prompts()["period-64"][0]
+PROMPTS = [prompt[:577] for prompt in demo_prompts()["period-64"]]
 
 
-def ask(server: Server, new: int) -> dict[str, Any]:
-    body = {"prompt": PROMPT, "max_tokens": new, "temperature": 0, "ignore_eos": True}
+def ask(server: Server, prompt: list[int], new: int) -> dict[str, Any]:
+    body = {"prompt": prompt, "max_tokens": new, "temperature": 0, "ignore_eos": True}
     return server.post("/v1/completions", body)
 
 
 def test_a_killed_engine_comes_back_with_what_storage_has(tmp_path: Path) -> None:
+    """It is killed in the middle of reads and writes."""
     server = Server(
         [
             *(str(DEMO_PAIR.target), "--draft", str(DEMO_PAIR.draft)),
@@ -39,36 +40,41 @@ def test_a_killed_engine_comes_back_with_what_storage_has(tmp_path: Path) -> Non
     try:
         server.wait()
         assert "libtorch" not in Path(f"/proc/{server.pid}/maps").read_text()  # the engine has it
-        cold = ask(server, 50)
+        cold = [ask(server, prompt, 50) for prompt in PROMPTS]
         server.empty("device")  # waits until storage has everything
         refused: list[tuple[int, Any]] = []
 
-        def ask_on() -> None:
+        def disturb(number: int) -> None:
             try:
                 while True:
-                    ask(server, 800)
+                    again = ask(server, PROMPTS[number], 200)["choices"][0]["token_ids"]
+                    assert again[:50] == cold[number]["choices"][0]["token_ids"]
+                    server.empty("host")
             except urllib.error.HTTPError as error:
                 with error:
-                    refused.append((error.code, json.load(error)))
+                    refused.append((error.code, json.load(error)["error"]["message"]))
 
-        asking = threading.Thread(target=ask_on)
-        asking.start()
+        crowd = [threading.Thread(target=disturb, args=(i,)) for i in range(len(PROMPTS))]
+        for one in crowd:
+            one.start()
+        crowd[0].join(1.0)
         while not server.metric("kvkeep_running_requests"):
             pass
         (engine,) = children(server.pid)
         os.kill(engine, signal.SIGKILL)
-        asking.join()
-        ((status, body),) = refused
-        assert status == 503
-        assert body["error"]["message"] == "the engine's process died (killed by SIGKILL)"
+        for one in crowd:
+            one.join()
+        died = (503, "the engine's process died (killed by SIGKILL)")
+        assert refused == [died] * len(PROMPTS)
         while httpx.get(f"{server.url}/health").status_code == 503:
             pass
         (again,) = children(server.pid)
         assert again != engine
-        restored = ask(server, 50)
-        assert restored["choices"] == cold["choices"]
-        assert restored["kvkeep"]["cached_tokens"]["storage"] >= 960
-        assert restored["kvkeep"]["accept_length"] == cold["kvkeep"]["accept_length"]
+        for prompt, before in zip(PROMPTS, cold, strict=True):
+            restored = ask(server, prompt, 50)
+            assert restored["choices"] == before["choices"]
+            assert restored["kvkeep"]["cached_tokens"]["storage"] >= 512
+            assert restored["kvkeep"]["accept_length"] == before["kvkeep"]["accept_length"]
         gone = ended(again)
     finally:
         server.stop()
@@ -86,7 +92,7 @@ def test_an_engine_whose_server_is_killed_writes_what_storage_lacks(tmp_path: Pa
     )
     try:
         server.wait()
-        ask(server, 1)
+        ask(server, PROMPTS[0], 1)
         (engine,) = children(server.pid)
         gone = ended(engine)
         assert stored(tmp_path) == 0
@@ -94,7 +100,7 @@ def test_an_engine_whose_server_is_killed_writes_what_storage_lacks(tmp_path: Pa
         assert gone()
     finally:
         server.stop()
-    assert stored(tmp_path) == len(PROMPT) // 64
+    assert stored(tmp_path) == len(PROMPTS[0]) // 64
 
 
 def stored(directory: Path) -> int:

@@ -86,16 +86,16 @@ def load_target(
         ConfigError: not a model directory, or weights are missing.
         UnsupportedModel: the model needs something unsupported; the message names it.
     """
-    from transformers import AutoConfig, AutoModelForCausalLM
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()
     raw = read_config(directory)
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     place = torch.device(device)
     if place.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError("--device cuda: PyTorch finds no CUDA device here")
+    from transformers import AutoConfig, AutoModelForCausalLM  # after what is told at once
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
     try:
         config = AutoConfig.from_pretrained(directory, local_files_only=True)
         _check_config(config)
