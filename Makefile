@@ -7,6 +7,7 @@ RUN    := $(VENV)/bin/python
 PIP    := $(RUN) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 READY  := $(VENV)/.ready
 OLDEST := .venv-oldest
+FUZZ   := .venv-fuzz
 
 MODEL_TESTS := $(addprefix tests/,test_families.py test_models.py test_runner.py test_survey.py \
 	test_states.py test_drafts.py test_draft_tiers.py test_load_drafts.py test_standalone.py \
@@ -17,7 +18,7 @@ GPU_PYTHON ?= python3
 GPU_TESTS  := tests/gpu tests/core/test_memory.py tests/core/test_cuda.py
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-oldest gpu lint format clean
+.PHONY: help demo test test-oldest fuzz gpu lint format clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' Makefile
@@ -30,6 +31,9 @@ test: $(READY) ## run the tests, with coverage of the cache
 
 test-oldest: $(OLDEST)/.ready ## run the tests of models and drafts on the oldest transformers supported
 	@$(OLDEST)/bin/python -m pytest --numprocesses auto --dist loadfile $(MODEL_TESTS) $(ARGS)
+
+fuzz: $(READY) $(FUZZ)/.ready ## attack a server with Schemathesis and with hostile clients; ARGS="--minutes 10"
+	@$(RUN) -m scripts.fuzz --schemathesis $(FUZZ)/bin/schemathesis $(ARGS)
 
 gpu: ## run the tests and benchmarks that need a CUDA device, with GPU_PYTHON and what it has installed
 	@if $(GPU_PYTHON) -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then \
@@ -48,7 +52,14 @@ format: $(READY) ## format the code
 	@$(RUN) -m ruff check --quiet --fix
 
 clean: ## remove the environment and all caches
-	@rm -rf $(VENV) $(OLDEST) .coverage .*_cache .hypothesis
+	@rm -rf $(VENV) $(OLDEST) $(FUZZ) .coverage .*_cache .hypothesis
+
+# Of its own, because Schemathesis needs other versions of what the tests use.
+$(FUZZ)/.ready: Makefile
+	@echo "creating $(FUZZ)"
+	@$(PYTHON) -m venv $(FUZZ)
+	@$(FUZZ)/bin/python -m pip install --quiet --disable-pip-version-check schemathesis==4.32.5
+	@touch $@
 
 # torch comes first and alone: which build suits a machine is pip's choice, not another package's.
 $(READY): pyproject.toml constraints.txt
