@@ -8,6 +8,7 @@ PIP    := $(RUN) -m pip install --quiet --disable-pip-version-check --constraint
 READY  := $(VENV)/.ready
 OLDEST := .venv-oldest
 LINTERS := .venv-linters
+FUZZ   := .venv-fuzz
 
 MODEL_TESTS := $(addprefix tests/,test_families.py test_models.py test_runner.py test_survey.py \
 	test_states.py test_drafts.py test_draft_tiers.py test_load_drafts.py test_standalone.py \
@@ -21,7 +22,7 @@ GPU_TESTS  := tests/gpu tests/core/test_memory.py tests/core/test_cuda.py
 test test-oldest: export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-oldest clients ops gpu lint format clean
+.PHONY: help demo test test-oldest clients ops fuzz gpu lint format clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' Makefile
@@ -41,6 +42,9 @@ clients: $(READY) ## run clients of others against a server, each in an environm
 ops: $(READY) $(LINTERS)/.ready ## lint deployment files; try dashboard and alerts on a real Prometheus
 	@PATH="$(CURDIR)/$(LINTERS)/bin:$$PATH" PYTHONPATH=src $(RUN) -m scripts.ops
 
+fuzz: $(READY) $(FUZZ)/.ready ## attack a server with Schemathesis and with hostile clients; ARGS="--minutes 10"
+	@$(RUN) -m scripts.fuzz --schemathesis $(FUZZ)/bin/schemathesis $(ARGS)
+
 gpu: ## run the tests and benchmarks that need a CUDA device, with GPU_PYTHON and what it has installed
 	@if $(GPU_PYTHON) -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then \
 		PYTHONPATH=src $(GPU_PYTHON) -m pytest -m gpu $(GPU_TESTS); failed=$$?; \
@@ -58,7 +62,14 @@ format: $(READY) ## format the code
 	@$(RUN) -m ruff check --quiet --fix
 
 clean: ## remove the environment and all caches
-	@rm -rf $(VENV) $(OLDEST) $(LINTERS) .venv-clients .coverage .*_cache .hypothesis
+	@rm -rf $(VENV) $(OLDEST) $(LINTERS) $(FUZZ) .venv-clients .coverage .*_cache .hypothesis
+
+# Of its own, because Schemathesis needs other versions of what the tests use.
+$(FUZZ)/.ready: Makefile
+	@echo "creating $(FUZZ)"
+	@$(PYTHON) -m venv $(FUZZ)
+	@$(FUZZ)/bin/python -m pip install --quiet --disable-pip-version-check schemathesis==4.32.5
+	@touch $@
 
 # torch comes first and alone: which build suits a machine is pip's choice, not another package's.
 $(READY): pyproject.toml constraints.txt

@@ -177,7 +177,7 @@ WIDE = [  # path, body, param, part of the message
     (COMPLETIONS, {"prompt": "a", "stop": ["x"] * 3}, "stop", "at most 2 are allowed (--max-stop"),
     (CHAT, {"messages": HELLO, "stop": ["x"] * 3}, "stop", "has 3 strings"),
     (COMPLETIONS, {"prompt": "a", "stop": ["x"] * (MOST_STOP + 1)}, "stop", "at most 1024 items"),
-    (COMPLETIONS, {"prompt": [1] * 65}, "prompt", "65 tokens, more than the context of 64"),
+    (COMPLETIONS, {"prompt": [1] * 65}, "prompt", "65 tokens; this model's maximum context"),
     (COMPLETIONS, {"prompt": "a", "stop": "x" * (MOST_STOP + 1)}, "stop", "than 1024 characters"),
     (COMPLETIONS, {"prompt": "a", "stop_token_ids": [1] * (MOST_STOP + 1)}, "stop_token_ids",
      "at most 1024"),

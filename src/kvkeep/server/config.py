@@ -153,6 +153,3 @@ class ServerConfig:
 
     def __post_init__(self) -> None:
         check(self)
-        for name in ("ssl_keyfile", "ssl_keyfile_password", "ssl_ca_certs"):
-            if getattr(self, name) is not None and self.ssl_certfile is None:
-                raise ConfigError(f"{flag(name)} needs {flag('ssl_certfile')}")

@@ -274,6 +274,13 @@ ERRORS = {
 _OF_BODIES = (400, 408, 413)
 _OF_GENERATION = (429, 504)
 
+_EVENT = {  # of a stream; the last one is "[DONE]"
+    "type": "object",
+    "properties": {
+        "data": {"type": "string", "description": "JSON, as in a whole answer's choices"}
+    },
+    "required": ["data"],
+}
 _TOKENS = ("prompt", "input_ids", "tokens", "stop_token_ids")  # fields with token ids
 
 
@@ -308,6 +315,7 @@ def document(app: FastAPI, info: ModelInfo) -> dict[str, Any]:
     for schema in schemas.values():
         for name in _TOKENS:
             _bound(schema.get("properties", {}).get(name), info.vocab_size)
+    found["paths"]["/v1/models/{name}"]["get"]["parameters"][0]["example"] = info.name
     for path, methods in found["paths"].items():
         for operation in methods.values():
             answer = ANSWERS.get(path)
@@ -328,7 +336,7 @@ def _operation(path: str, operation: dict[str, Any], answer: dict[str, Any] | No
         several = {"anyOf": [answer, {"type": "array", "items": answer}]}
         good["application/json"]["schema"] = several if path == "/generate" else answer
     if generates:
-        good["text/event-stream"] = {"schema": {"type": "string"}}
+        good["text/event-stream"] = {"schema": _EVENT}
     if body:
         content = body["content"]["application/json"]
         if examples := EXAMPLES.get(path):

@@ -16,9 +16,13 @@ def tls_context(config: ServerConfig) -> ssl.SSLContext | None:
     Clients need TLS 1.2 or newer, and a certificate if ``config`` names authorities.
 
     Raises:
-        ConfigError: a file cannot be read, is no PEM, or the key is not the certificate's.
+        ConfigError: a file cannot be read, is no PEM, the key is not the certificate's, or there is
+            no certificate for the other settings.
     """
     if config.ssl_certfile is None:
+        for name in ("ssl_keyfile", "ssl_keyfile_password", "ssl_ca_certs"):
+            if getattr(config, name) is not None:
+                raise ConfigError(f"{flag(name)} needs {flag('ssl_certfile')}")
         return None
     key = config.ssl_keyfile or config.ssl_certfile
     _read("ssl_certfile", config.ssl_certfile)
