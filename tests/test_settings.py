@@ -172,6 +172,8 @@ def another(one: Setting) -> tuple[str, Any]:
     """A value that is not the default, as written and as the field has it."""
     if one.name == "topk":
         return "1", 1
+    if one.name == "otlp_traces_endpoint":
+        return "http://a/v1/traces", "http://a/v1/traces"
     if one.choices:
         return (word := list(one.choices)[-1]), word
     if one.unit > 1:

@@ -66,8 +66,7 @@ class ApiConfig:
         None, REQUESTS, "File with a Jinja chat template. Default: the model's own."
     )
     otlp_traces_endpoint: str | None = setting(
-        None, REQUESTS, "URL of an OpenTelemetry collector for traces, such as "
-        "http://127.0.0.1:4318/v1/traces. Needs kvkeep[otel].",
+        None, REQUESTS, "URL for OpenTelemetry traces, by OTLP over HTTP. Needs the extra otel.",
     )  # fmt: skip
 
     tool_call_parser: str = setting(
