@@ -171,7 +171,7 @@ def test_load_is_judged_by_errors_goodput_memory_and_what_is_held() -> None:
     assert all(held(load.claims(pressure, figures(errors={"HTTP 429": 3, LEFT: 9}))))
     wrong = [
         figures(errors={"HTTP 500": 1}),
-        figures(connections_per_s=49.0),
+        figures(connections_per_s=47.0),
         figures(delivered_tokens_per_s=89.0),
         figures(of="memory", engine_mib_per_minute=0.6),
         figures(of="held", after=[{"leases": 0.0}, {"leases": 1.0}]),

@@ -106,9 +106,12 @@ def load(
         float, typer.Option(help="Of the load with disconnects, and of that without.", min=2)
     ] = 600.0,
     streams: Annotated[int, typer.Option(help="Streams that are open at a time.", min=1)] = 256,
-    connections: Annotated[float, typer.Option(help="New ones per second, at least.")] = 50.0,
+    connections: Annotated[
+        float, typer.Option(help="Short requests per second, on connections of their own.", min=0.1)
+    ] = 50.0,
     prompt_tokens: Annotated[int, typer.Option(help="Tokens of a prompt.", min=1)] = 32,
-    output_tokens: Annotated[int, typer.Option(help="Tokens of an answer.", min=1)] = 8,
+    stream_tokens: Annotated[int, typer.Option(help="Tokens of a stream's answer.", min=1)] = 256,
+    short_tokens: Annotated[int, typer.Option(help="Tokens of a short answer.", min=1)] = 4,
     hang_ups: Annotated[
         float, typer.Option(help="Share of clients that hang up.", min=0, max=1)
     ] = 0.2,
@@ -116,16 +119,17 @@ def load(
     json: Json = None,
     plot: Plot = None,
 ) -> None:
-    """Keep streams open while clients hang up at random, beside the same load without that."""
+    """Keep streams open beside short requests, with and without clients that hang up at random."""
     from ..bench.experiments.load import Pressure, run
     from ..bench.serving.running import Outputs
 
     pressure = Pressure(
         seconds=10.0 if quick else seconds,
         streams=8 if quick else streams,
-        connections=0.0 if quick else connections,
+        connections=1.0 if quick else connections,
         prompt_tokens=prompt_tokens,
-        output_tokens=output_tokens,
+        stream_tokens=stream_tokens,
+        short_tokens=short_tokens,
         hang_ups=hang_ups,
     )
     _end(run(pressure, Outputs(json, plot=plot)))

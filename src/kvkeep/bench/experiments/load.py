@@ -1,13 +1,15 @@
-"""``kvkeep bench experiment load``: many short streams whose clients hang up at random.
+"""``kvkeep bench experiment load``: streams and short requests whose clients hang up at random.
 
-So many streams are open all the time. When one ends, or its client hangs up, another begins on a
-connection of its own. The same load without clients that hang up runs before and after, half as
-long each, on a server of its own; what it delivers is what the disconnects are judged by.
+So many streams are open all the time: when one ends, or its client hangs up, another begins. Short
+requests come beside them at a given rate, whether or not earlier ones were answered. Each request
+has a connection of its own. The same load without clients that hang up runs before and after, half
+as long each, on a server of its own; what it delivers is what the disconnects are judged by.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -24,12 +26,13 @@ from ..serving.client import LEFT, Call, Client, Target, clock, connected
 from ..serving.figures import Spread, spread
 from ..serving.plots import Line, Panel, draw
 from ..serving.prompts import IdSource
-from ..serving.running import Outputs
+from ..serving.running import Outputs, until
 from ..serving.show import console, number, print_rows
 from .processes import Process, engine_of, slope
 from .repeating import VOCABULARY
 from .trial import SILENCE, Claim, Tell, conclude, progress, servers
 
+OFFERED = 0.95  # of the rate of connections, or the client was too slow
 GOODPUT = 0.9  # with disconnects / without, in tokens that clients got
 GROWTH = 1.0  # MiB a minute, of server and engine together
 SLOPE_SECONDS = 120.0  # of load, to tell a slope from what every start takes
@@ -37,6 +40,8 @@ WARM_UP = 0.2  # share of the samples of memory that come before pools have been
 ALLOWED = ("HTTP 429", LEFT)  # kinds of failures
 IDLE_SECONDS = 15.0  # within which everything must have been given back
 
+_SHORT = 64  # short requests for which there is room beside the streams
+_CPU = "cpu_ms_per_connection"
 _HELD = ("running_requests", "waiting_requests", "leases", "transfers_pending", "prefetches")
 
 
@@ -46,9 +51,10 @@ class Pressure:
 
     seconds: float = 600.0  # with disconnects; and as long without
     streams: int = 256  # open at a time
-    connections: float = 50.0  # new ones per second, at least
-    prompt_tokens: int = 32
-    output_tokens: int = 8
+    connections: float = 50.0  # short requests per second
+    prompt_tokens: int = 32  # of every request
+    stream_tokens: int = 256  # that a stream answers
+    short_tokens: int = 4  # that a short request answers
     hang_ups: float = 0.2  # share of clients that hang up
 
 
@@ -68,6 +74,7 @@ class Phase:
     seconds: float
     answers: list[Answer]
     samples: list[Sample]
+    busy: dict[str, float]  # processor seconds of server, engine and client
 
 
 def run(pressure: Pressure, outputs: Outputs) -> bool:
@@ -78,9 +85,10 @@ def run(pressure: Pressure, outputs: Outputs) -> bool:
     """
     outputs.check()
     # Few pages, so that all of them have been touched when the warm-up ends.
-    tokens = 2 * pressure.streams * 64 * -(-(pressure.prompt_tokens + pressure.output_tokens) // 64)
-    options = ["--max-total-tokens", str(tokens), "--hicache-ratio", "1"]
-    options += ["--max-running-requests", str(pressure.streams)]
+    pages = 2 + (pressure.prompt_tokens + pressure.stream_tokens) // 64
+    running = pressure.streams + _SHORT
+    options = ["--max-total-tokens", str(64 * pages * running), "--hicache-ratio", "1"]
+    options += ["--max-running-requests", str(running)]
     with servers() as start, progress(round(2 * pressure.seconds)) as tell:
         calm, rough = start([str(TARGET), *options], [str(TARGET), *options])
         before = [_held(server) for server in (calm, rough)]
@@ -89,7 +97,8 @@ def run(pressure: Pressure, outputs: Outputs) -> bool:
         middle = asyncio.run(_load(rough, pressure, pressure.hang_ups, pressure.seconds, 2, tell))
         last = asyncio.run(_load(calm, pressure, 0.0, half, 3, tell))
         after = [_given_back(*pair) for pair in zip((calm, rough), before, strict=True)]
-    quiet = Phase(first.seconds + last.seconds, first.answers + last.answers, [])
+    busy = {name: first.busy[name] + last.busy[name] for name in first.busy}
+    quiet = Phase(first.seconds + last.seconds, first.answers + last.answers, [], busy)
     figures = {
         "without disconnects": _figures(quiet),
         "with disconnects": _figures(middle),
@@ -110,24 +119,29 @@ async def _load(
     random = np.random.default_rng(seed)
     source = IdSource(random, VOCABULARY)
     watched = Process(server.pid), engine_of(server.pid)
+    every = dict(zip(("server", "engine", "client"), (*watched, Process(os.getpid())), strict=True))
+    used = {name: each.cpu_seconds for name, each in every.items()}
     answers: list[Answer] = []
     samples: list[Sample] = []
     begin = clock()
 
-    def call(usual: float) -> Call:
+    usual = dict.fromkeys((pressure.stream_tokens, pressure.short_tokens), 1.0)  # seconds it took
+
+    async def send(client: Client, tokens: int) -> Answer:
         leaves = random.random() < hang_ups
-        patience = float(random.uniform(0, usual)) if leaves else None
+        left = max(begin + seconds - clock(), 0.0)  # then everybody hangs up
+        patience = min(left, random.uniform(0, usual[tokens]) if leaves else left)
         prompt = source.draw(pressure.prompt_tokens)
-        return Call({"prompt": prompt}, pressure.output_tokens, patience=patience)
+        answer = await client.send(Call({"prompt": prompt}, tokens, patience=patience))
+        answers.append(answer)
+        if not answer.error:
+            usual[tokens] = answer.latency
+        return answer
 
     async def stream(client: Client) -> None:
-        usual = 1.0  # seconds that a stream took
         while clock() - begin < seconds:
-            answer = await client.send(call(usual))
-            answers.append(answer)
-            if not answer.error:
-                usual = answer.latency
-            elif answer.error != LEFT:
+            answer = await send(client, pressure.stream_tokens)
+            if answer.error not in ("", LEFT):
                 await asyncio.sleep(0.1)  # as a client does that was refused
 
     async def sample() -> None:
@@ -143,8 +157,13 @@ async def _load(
         async with asyncio.TaskGroup() as group:
             for _ in range(pressure.streams):
                 group.create_task(stream(client))
+            due = begin
+            while (due := due + random.exponential(1 / pressure.connections)) < begin + seconds:
+                await until(due)
+                group.create_task(send(client, pressure.short_tokens))
         sampling.cancel()
-    return Phase(clock() - begin, answers, samples)
+    busy = {name: each.cpu_seconds - used[name] for name, each in every.items()}
+    return Phase(clock() - begin, answers, samples, busy)
 
 
 def _held(server: Server) -> dict[str, float]:
@@ -180,6 +199,7 @@ def _figures(phase: Phase) -> dict[str, Any]:
         "messages": {answer.error: answer.message for answer in phase.answers if answer.error},
         "delivered_tokens_per_s": tokens / phase.seconds,
         "completed_tokens_per_s": sum(answer.output_tokens for answer in good) / phase.seconds,
+        _CPU: {name: 1e3 * seconds / len(phase.answers) for name, seconds in phase.busy.items()},
         "ttft_ms": _short(first),
         "latency_ms": _short(whole),
     }
@@ -209,6 +229,7 @@ def claims(pressure: Pressure, figures: dict[str, Any]) -> list[Claim]:
     rates = [one["connections_per_s"] for one in (calm, rough)]
     ratio = rough["delivered_tokens_per_s"] / calm["delivered_tokens_per_s"]
     memory, held = figures["memory"], figures["held"]
+    wanted = OFFERED * pressure.connections
     brief = pressure.seconds < SLOPE_SECONDS
     growth = memory["server_mib_per_minute"] + memory["engine_mib_per_minute"]
     kept = [
@@ -220,9 +241,9 @@ def claims(pressure: Pressure, figures: dict[str, Any]) -> list[Claim]:
     return [
         Claim(f"no failures but 429 and those who hung up: {bad or 'none'}", not bad),
         Claim(
-            f"{pressure.streams} streams of {pressure.prompt_tokens} + {pressure.output_tokens} "
-            f"tokens: {min(rates):.1f} >= {pressure.connections:g} new connections a second",
-            min(rates) >= pressure.connections,
+            f"beside {pressure.streams} streams, {min(rates):.1f} >= {wanted:g} connections a "
+            f"second, prompts of {pressure.prompt_tokens} tokens",
+            min(rates) >= wanted,
         ),
         Claim(
             f"tokens delivered a second are {ratio:.2f} >= {GOODPUT} of those without disconnects",
@@ -246,6 +267,10 @@ def _show(figures: dict[str, Any]) -> None:
         for part in ("median", "p99"):
             cells = (number(one[name].get(part), 1) for one in both)
             lines.append([f"{part} {name.replace('_', ' ')}", *cells])
+    lines += [
+        [f"{name} CPU ms per connection", *(number(one[_CPU][name], 1) for one in both)]
+        for name in both[0][_CPU]
+    ]
     lines += [
         [kind, *(number(one["errors"].get(kind, 0), 0) for one in both)]
         for kind in sorted({kind for one in both for kind in one["errors"]})
