@@ -225,6 +225,7 @@ class GenerationRequest(Tolerant):
     priority: int = Field(
         default=0, ge=0, le=255
     )  # under "priority": scheduled first, kept longest
+    ttl: float | None = Field(default=None, ge=0)  # seconds for which its pages keep its priority
     kvkeep: KvkeepOptions = KvkeepOptions()
 
     @property
