@@ -22,6 +22,7 @@ from .protocol import StreamOptions
 logger = logging.getLogger(__name__)
 
 Replies = AsyncGenerator[Piece | Finished, None]
+Tell = Callable[[Finished], dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +84,7 @@ class Answer:
     Args:
         spell: the text of one token alone.
         n: ``prompts`` has each prompt so many times.
+        tell: makes a choice's ``kvkeep`` object; None: :func:`report`.
     """
 
     def __init__(
@@ -92,8 +94,10 @@ class Answer:
         prompts: Sequence[Sequence[int]],
         spell: Spell = chr,
         n: int = 1,
+        tell: Tell | None = None,
     ) -> None:
         self._shape, self._spell, self._n = shape, spell, n
+        self._tell = tell or report
         self.id = f"{shape.prefix}-{uuid.uuid4().hex}"
         self._head = {
             "id": self.id,
@@ -123,7 +127,8 @@ class Answer:
             choices.append(
                 _choice(index, self._shape.whole(text), tokens, choice.finished, logprobs)
             )
-        reports = [report(usage) for usage in self._usages()]
+        ends = (choice.finished for choice in self._choices.values())
+        reports = [self._tell(end) for end in ends if end]
         body = {
             "object": self._shape.name,
             **self._head,
@@ -152,7 +157,7 @@ class Answer:
                 if isinstance(reply, Finished):
                     choice.finished = reply
                     last = _choice(index, self._shape.delta(""), [], reply)
-                    found = report(reply.usage)
+                    found = self._tell(reply)
                     yield self._event([last], **choice.usage(options), kvkeep=found)
                 elif reply.text or reply.tokens:
                     choice.completion_tokens += len(reply.tokens)
@@ -204,14 +209,26 @@ def _choice(
     }
 
 
-def report(usage: Usage) -> dict[str, Any]:
-    """The ``kvkeep`` object: the fields of ``usage`` that OpenAI's ``usage`` does not have."""
-    found: dict[str, Any] = msgspec.to_builtins(usage)
+def report(reply: Finished) -> dict[str, Any]:
+    """The ``kvkeep`` object: the fields of the usage that OpenAI's ``usage`` does not have."""
+    found: dict[str, Any] = msgspec.to_builtins(reply.usage)
     for known in ("prompt_tokens", "completion_tokens"):
         del found[known]
     if found["proposals"] is None:
         del found["proposals"]
     return found
+
+
+def explanation(reply: Finished) -> dict[str, Any]:
+    """What ``GET /cache/explain/{id}`` tells of one prompt: its report, and how it ended."""
+    usage = reply.usage
+    return {
+        "id": reply.id,
+        "reason": reply.reason,
+        "tier_of_hit": usage.tier_of_hit,
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+    } | report(reply)
 
 
 async def closed_events(events: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:

@@ -6,7 +6,7 @@ from functools import partial
 
 from fastapi import APIRouter, Request, Response
 
-from .answers import CHAT, Answer
+from .answers import CHAT, Answer, explanation
 from .protocol import ChatRequest
 from .service import Service, while_connected
 
@@ -20,6 +20,11 @@ def routes(service: Service) -> APIRouter:
         """Answer a conversation, formatted with the model's chat template."""
         service.check(body)
         prompt = await while_connected(request, service.encoder.chat(body.messages, body.variables))
-        return await service.answer(request, body, partial(Answer, CHAT), [prompt])
+        return await service.answer(
+            request,
+            body,
+            partial(Answer, CHAT, tell=explanation if body.kvkeep.explain else None),
+            [prompt],
+        )
 
     return router

@@ -191,6 +191,7 @@ class KvkeepOptions(Strict):
     deadline_seconds: float | None = Field(default=None, ge=0)  # from arrival; then it fails
     speculate: bool = True  # False: decode this request without the draft model
     report_proposals: bool = False  # return all draft proposals
+    explain: bool = False  # return what GET /cache/explain/{id} tells
 
 
 class GenerationRequest(Tolerant):
