@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import threading
 import time
@@ -69,6 +70,33 @@ def test_a_request_is_found_by_every_name(http: httpx.Client) -> None:
     assert first["limited_by"] == "draft"
     assert first["accept_length"] == 1.5
     assert first.keys() >= {"loaded_bytes", "load_ms", "wait_ms", "skipped_tokens", "preemptions"}
+
+
+@pytest.mark.parametrize(
+    ("path", "prompt"),
+    [
+        (COMPLETIONS, {"prompt": ["ab", "c"]}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "ab"}], "n": 2}),
+    ],
+)
+def test_an_answer_brings_its_explanation(
+    http: httpx.Client, path: str, prompt: dict[str, object]
+) -> None:
+    body = {**prompt, "max_tokens": 2, "kvkeep": {"explain": True}}
+    answer = http.post(path, json=body).json()
+    known = http.get(EXPLAIN + answer["id"]).json()["requests"]
+    assert answer["kvkeep"] == known
+    assert {one["tier_of_hit"] for one in known} == {"host"}
+    lines = http.post(path, json=body | {"stream": True}).text.splitlines()
+    events = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+    known = http.get(EXPLAIN + events[0]["id"]).json()["requests"]
+    told = {one["choices"][0]["index"]: one["kvkeep"] for one in events if "kvkeep" in one}
+    assert sorted(told.values(), key=str) == sorted(known, key=str)
+    assert {index: one["id"] for index, one in told.items()} == {
+        index: f"{events[0]['id']}-{index}" for index in (0, 1)
+    }
+    plain = http.post(path, json=body | {"kvkeep": {}}).json()["kvkeep"]
+    assert "tier_of_hit" not in plain[0]
 
 
 def test_one_that_nobody_knows(http: httpx.Client) -> None:

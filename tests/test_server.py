@@ -102,7 +102,7 @@ class TestCompletions:
     ) -> None:
         await post(
             http, COMPLETIONS, prompt="x", temperature=0, top_p=0.5, top_k=3, seed=-4, stop="END",
-            stop_token_ids=[7], ignore_eos=True, max_tokens=2, priority=7,
+            stop_token_ids=[7], ignore_eos=True, max_tokens=2, priority=7, ttl=60,
             kvkeep={"speculate": False},
         )  # fmt: skip
         (request,) = engine.generates()
@@ -110,7 +110,7 @@ class TestCompletions:
         assert (sampling.temperature, sampling.top_p, sampling.top_k) == (0.0, 0.5, 3)
         assert (sampling.seed, sampling.stop, sampling.stop_token_ids) == (-4, ("END",), (7,))
         assert (sampling.ignore_eos, sampling.max_tokens) == (True, 2)
-        assert request.priority == 7
+        assert (request.priority, request.ttl) == (7, 60.0)
         assert not request.speculate
         assert not request.report_proposals
 
@@ -281,6 +281,8 @@ BAD = [  # path, body, status, param, part of the message
     (COMPLETIONS, '{"prompt": "a", "temperature": NaN}', 400, "temperature", "finite"),
     (COMPLETIONS, '{"prompt": "a", "temperature": -1}', 400, "temperature", "from 0 to 1000"),
     (COMPLETIONS, '{"prompt": "a", "temperature": "1"}', 400, "temperature", "valid number"),
+    (COMPLETIONS, '{"prompt": "a", "ttl": -1}', 400, "ttl", "greater than or equal to 0"),
+    (COMPLETIONS, '{"prompt": "a", "ttl": "5m"}', 400, "ttl", "valid number"),
     (COMPLETIONS, '{"prompt": "a", "top_p": 0}', 400, "top_p", "above 0"),
     (COMPLETIONS, '{"prompt": "a", "top_k": 0}', 400, "top_k", "at least 1"),
     (COMPLETIONS, '{"prompt": "a", "max_tokens": -1}', 400, "max_tokens", "at least 1"),

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .core.cache import Cache
     from .core.lease import Lease, Prefetch
+    from .core.pages import Retention
     from .core.policy import Policy
     from .schema import Component, Group, Identity, KvkeepError, Schema
     from .stores.file import FileStore
@@ -25,6 +26,7 @@ __all__ = [
     "Lease",
     "Policy",
     "Prefetch",
+    "Retention",
     "Schema",
 ]
 
@@ -34,6 +36,7 @@ _HOME = {
     "Lease": "core.lease",
     "Policy": "core.policy",
     "Prefetch": "core.lease",
+    "Retention": "core.pages",
 }  # all others are in schema
 
 

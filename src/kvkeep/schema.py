@@ -206,15 +206,8 @@ class Schema:
 
 def root_key(namespace: str) -> bytes:
     """32 bytes: the parent key of the first page of ``namespace``."""
-    return _hashed(namespace) if namespace else _NO_NAMESPACE
-
-
-def _hashed(namespace: str) -> bytes:
     name = namespace.encode("utf-8", "surrogatepass")  # JSON can hold lone surrogates
     return hashlib.sha256(b"%d:%d:" % (FORMAT_VERSION, len(name)) + name).digest()
-
-
-_NO_NAMESPACE = _hashed("")
 
 
 def chain_keys(parent: bytes, raw: bytes | memoryview, page_tokens: int) -> list[bytes]:

@@ -10,6 +10,7 @@ import pytest
 from schemas import TWO, P
 from test_cache import A, lease_of, serve, world
 
+from kvkeep.core.pages import Retention
 from kvkeep.schema import Component, ConfigError, Group, RequestError
 
 BELOW, ABOVE = -(1 << 31) - 1, 1 << 31
@@ -145,7 +146,7 @@ def test_a_request_may_leave_nothing() -> None:
     w = world()
     serve(w, A[:5])
     pages = w.cache.figures()["pages"]
-    lease = w.cache.admit(A, chunk=len(A), keep=False)
+    lease = w.cache.admit(A, chunk=len(A), retention=Retention(keep=False))
     assert lease.pages == 2
     w.cache.commit(lease, np.array(A))
     w.cache.release(lease)

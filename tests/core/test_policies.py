@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import ClassVar
 
 import numpy as np
@@ -17,7 +18,10 @@ from schemas import FIVE, FOUR, LIVE, TWO, WRITING, P, group
 from walks import STEPS, one, watch
 from world import World
 
+from kvkeep.core import pages as pages_room
+from kvkeep.core import residency as residency_room
 from kvkeep.core.cache import Cache
+from kvkeep.core.pages import Retention
 from kvkeep.core.policy import EVICTION, WRITE, Policy, lru
 from kvkeep.core.storage import Breaker
 from kvkeep.schema import ConfigError, Identity, RequestError, Residence, Schema
@@ -656,7 +660,7 @@ def test_priority_keeps_what_matters() -> None:
     requests = []
     for tokens, priority in ((A, 0), ([*A[:4], 9], 255), (B, 7)):
         array = np.array(tokens, np.int32)
-        lease = w.cache.admit(array, chunk=7, priority=priority)
+        lease = w.cache.admit(array, chunk=7, retention=Retention(priority))
         w.cache.commit(lease, array)
         w.cache.release(lease)
         requests.append(Request("", tuple(tokens)))
@@ -666,16 +670,95 @@ def test_priority_keeps_what_matters() -> None:
 
 def test_what_a_request_computes_has_its_priority() -> None:
     w = world_of(Policy(eviction="priority"), ONE, [8], [8])
-    lease = w.cache.admit(np.array(A, np.int32), chunk=7, priority=5)
+    lease = w.cache.admit(np.array(A, np.int32), chunk=7, retention=Retention(5))
     w.cache.commit(lease, np.array(A, np.int32))
     assert w.table.priority[lease.path].tolist() == [5, 5, 5]
 
 
 def test_priorities_have_a_range() -> None:
-    w = world_of(Policy(), ONE, [8], [0])
     for priority in (-1, 256):
         with pytest.raises(RequestError, match="priority must be from 0 to 255"):
-            w.cache.admit(np.array(A, np.int32), priority=priority)
+            Retention(priority)
+    for ttl in (-1.0, float("nan")):
+        with pytest.raises(RequestError, match="ttl must be at least 0 seconds"):
+            Retention(7, ttl)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """The time that priorities go by; tests set ``now``."""
+    clock = SimpleNamespace(now=100.0)
+    clock.monotonic = lambda: clock.now
+    for room in (pages_room, residency_room):
+        monkeypatch.setattr(room, "time", clock)
+    return clock
+
+
+def keep(w: World, tokens: Sequence[int], retention: Retention) -> None:
+    """Run a whole request at once."""
+    array = np.array(tokens, np.int32)
+    lease = w.cache.admit(array, chunk=len(tokens), retention=retention)
+    w.cache.commit(lease, array)
+    w.cache.release(lease)
+
+
+def test_a_priority_lasts_for_its_ttl_from_the_last_use(clock: SimpleNamespace) -> None:
+    w = world_of(Policy("priority"), ONE, [8], [0])
+    array = np.array(A, np.int32)
+    lease = w.cache.admit(array, chunk=7, retention=Retention(5, ttl=10))
+    w.cache.commit(lease, array)
+    clock.now += 60  # it runs for long
+    w.cache.release(lease)
+    path = sorted(w.tree().values())
+    for seconds, priority in ((9, 5), (0.9, 5), (0.2, 0)):
+        clock.now += seconds
+        w.cache.tick()
+        assert w.table.priority[path].tolist() == [priority] * 3
+    keep(w, A, Retention(3))
+    clock.now += 1e6
+    w.cache.tick()
+    assert w.table.priority[path].tolist() == [3] * 3, "without a ttl it lasts for ever"
+
+
+def test_a_fresh_page_has_no_time_left_over(clock: SimpleNamespace) -> None:
+    w = world_of(Policy("priority"), ONE, [8], [0])
+    keep(w, A, Retention(5, ttl=1000))
+    w.inside.evict(0, 0, 3)
+    keep(w, B, Retention(5, ttl=1))
+    clock.now += 2
+    w.cache.tick()
+    assert not w.table.priority.any()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_pages_go_as_their_times_say(seed: int, clock: SimpleNamespace) -> None:
+    """Compared with a plain list: the lowest priority that still holds, then least recently used,
+    then deepest."""
+    rng = random.Random(seed)
+    w = world_of(Policy("priority"), ONE, [400], [0])
+    known: dict[tuple[int, ...], list[float]] = {}  # priority, until, last use; by tokens
+    for use in range(120):
+        tokens = [rng.randrange(2) for _ in range(P * rng.randrange(1, 7))]
+        retention = Retention(rng.choice([0, 3, 9]), rng.choice([0.0, 5.0, 40.0, np.inf]))
+        keep(w, [*tokens, 0], retention)
+        for end in range(P, len(tokens) + 1, P):
+            page = known.setdefault(tuple(tokens[:end]), [0, 0, 0])
+            page[2] = use
+            if retention.priority:
+                page[0] = max(page[0], retention.priority)
+                page[1] = max(page[1], clock.now + retention.ttl)
+        clock.now += (passed := rng.choice([0, 1.5, 20]))
+        w.cache.tick()
+        for page in known.values():
+            if passed and page[1] <= clock.now:
+                page[:2] = 0, 0
+        for _ in range(min(len(known), rng.choice([0, 0, 1, 3, 8]))):
+            first = min(known, key=lambda one: (known[one][0], known[one][2], -len(one)))
+            names = {number: tokens for (_, tokens), number in w.tree().items()}
+            (gone,) = w.inside.evict(0, 0, 1)
+            assert names[int(gone)] == first
+            del known[first]
+    w.cache.check()
 
 
 @pytest.mark.parametrize("name", EVICTION)
@@ -687,7 +770,8 @@ def test_every_order_is_leaf_first(name: str) -> None:
         tokens = np.array(
             [rng.randrange(2) for _ in range(P * rng.randrange(1, 7))] + [0], np.int32
         )
-        lease = w.cache.admit(tokens, chunk=len(tokens), priority=rng.randrange(256))
+        retention = Retention(rng.randrange(256))
+        lease = w.cache.admit(tokens, chunk=len(tokens), retention=retention)
         w.cache.commit(lease, tokens)
         w.cache.release(lease)
     tree = w.tree()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -59,6 +60,11 @@ def test_a_request_s_priority_reaches_its_pages(tiny: Pair) -> None:
         rig.ask(prompt(40), 4, priority=9)
         table = rig.engine.cache.residency.table
         assert set(table.priority[table.state[0, 0] == Residence.LIVE].tolist()) == {9}
+        assert set(table.until[table.priority == 9].tolist()) == {float("inf")}
+        rig.ask(prompt(40, 1), 4, priority=8, ttl=1000.0)
+        left = table.until[table.priority == 8] - time.monotonic()
+        assert len(left)
+        assert ((left > 0) & (left < 1000)).all()
         failed = rig.ask(prompt(40), 4, priority=256).end
         assert isinstance(failed, Failed)
         assert (failed.kind, failed.message) == (

@@ -15,7 +15,7 @@ from .backup import Backup
 from .flight import Flights
 from .lease import Lease, Prefetch
 from .loading import Loader
-from .pages import DEVICE, MANY, ONE
+from .pages import DEVICE, MANY, ONE, Retention
 from .prefetch import Prefetcher
 from .slots import Plan
 from .touches import Touches
@@ -47,10 +47,9 @@ class Admission:
         root: bytes,
         chunk: int,
         prefetch: Prefetch | None,
-        priority: int,
+        retention: Retention,
         total: int,
         reuse: bool,
-        keep: bool,
     ) -> Lease | None:
         """See :meth:`Cache.admit`. ``raw``: token bytes of the pages that a hit may use."""
         known = self._residency.tree.match(root, raw) if reuse else NO_IDS
@@ -60,8 +59,8 @@ class Admission:
         present = self._residency.present(known, device)
         usable = present.usable()
         pages = self._loader.worth(device[:, :usable])
-        lease = Lease(self._names, root, known[:pages], priority)
-        lease.detached = not keep
+        lease = Lease(self._names, root, known[:pages], retention)
+        lease.detached = not retention.keep
         lease.explanation.limited_by = present.limit(usable)
         lease.explanation.skipped = (usable - pages) * self._page_tokens
         fresh = self._pages(min(len(run), pages * self._page_tokens + chunk)) - pages
@@ -74,7 +73,7 @@ class Admission:
                 self._slots.let_go(lease, 0)
                 self._residency.unhold(lease.path)
                 return None
-            self._table.rank(lease.path, priority)
+            self._table.rank(lease.path, retention)
             self._loader.begin(lease, plan, prefetch.fetched if prefetch else NO_IDS)
             self._slots.reserve_running(lease)
             self._slots.extend(lease, fresh, plan.gaps)

@@ -28,7 +28,7 @@ from .host_share import HostShare
 from .lanes import MakeLane, ThreadLane
 from .lease import Lease, Prefetch
 from .loading import Loader
-from .pages import TIERS
+from .pages import PLAIN, TIERS, Retention
 from .policy import Policy
 from .prefetch import Prefetcher
 from .residency import Residency
@@ -122,9 +122,8 @@ class Cache:
             RequestError: ``tokens`` are anything else.
             Closed: the cache is closed.
         """
-        self._check_open()
+        self._begin()
         raw = bytes(self._raw(as_tokens(tokens)))
-        self._audit.mend()
         return self._prefetcher.begin(root_key(namespace), raw)
 
     def ready(self, prefetch: Prefetch) -> bool:
@@ -144,10 +143,9 @@ class Cache:
         namespace: str = "",
         chunk: int = 0,
         prefetch: Prefetch | None = None,
-        priority: int = 0,
+        retention: Retention = PLAIN,
         total: int = 0,
         reuse: bool = True,
-        keep: bool = True,
     ) -> Lease | None:
         """Match, pin, start loading, and reserve device slots for the first chunk.
 
@@ -159,22 +157,19 @@ class Cache:
             tokens: ``[n >= 1]`` integers in int32's range: all known tokens of the sequence.
             chunk: tokens to compute after the hit in the first step.
             prefetch: the request's prefetch; closed if the lease is granted.
-            priority: 0 to 255; under eviction by priority, the lowest is evicted first.
+            retention: the priority of the request's pages, for how long, and if they stay at all.
             total: tokens that the device must have room for beside what is in use, or None is
                 returned; a scheduler's estimate of what all its requests will need.
             reuse: False: hit nothing, for a caller that needs every token's logits.
-            keep: False: commits add nothing to the tree; the request leaves no trace.
 
         Raises:
-            RequestError: ``tokens`` or ``priority`` are anything else.
+            RequestError: ``tokens`` are anything else.
             Closed: the cache is closed.
         """
-        self._check_open()
-        self._audit.mend()
+        self._begin()
         run = as_tokens(tokens)
-        return self._admission.admit(
-            run, self._raw(run), root_key(namespace), chunk, prefetch, priority, total, reuse, keep
-        )
+        raw, root = self._raw(run), root_key(namespace)
+        return self._admission.admit(run, raw, root, chunk, prefetch, retention, total, reuse)
 
     # --- while it runs
 
@@ -212,7 +207,7 @@ class Cache:
             lease.path = self.residency.extend(lease.root, lease.path, raw)
             self._table.hold(lease.path[first:])
             self.residency.stamp(lease.path)
-            self._table.rank(lease.path, lease.priority)
+            self._table.rank(lease.path, lease.retention)
             for g, adopted in self._slots.publish(lease, first, snapshots):
                 self._backup.add(g, adopted)
             for g, group in enumerate(self.schema.groups):
@@ -226,6 +221,7 @@ class Cache:
         if not lease.ready:
             self._loader.count(lease)
         with self._audit.guard(lease=lease):
+            self._table.rank(lease.path, lease.retention)  # its time begins now
             self._slots.let_go(lease, 0)
             self._slots.free_running(lease)
             self.residency.unhold(lease.path)
@@ -249,6 +245,7 @@ class Cache:
                     job.finish()
         self._audit.mend()
         self._touches.send()
+        self.residency.expire()
         self._prefetcher.advance()
         with self._audit.guard():
             self._backup.advance()
@@ -257,6 +254,11 @@ class Cache:
             time.sleep(0)  # lets the lanes' threads run
 
     # --- helpers
+
+    def _begin(self) -> None:
+        if self._closed:
+            raise Closed("the cache is closed")
+        self._audit.mend()
 
     def _raw(self, run: NDArray[np.int32]) -> memoryview:
         """Token bytes of the pages that a hit may use; at least one token is left. A view."""
@@ -271,11 +273,10 @@ class Cache:
         Raises RequestError for any other tier."""
         if tier not in TIERS:
             raise RequestError(f"no memory tier is called {tier!r}: there are {', '.join(TIERS)}")
-        place, dropped = self.residency.tiers[TIERS.index(tier)], 0
+        place = self.residency.tiers[TIERS.index(tier)]
         with self._audit.guard():
-            for g, slots in enumerate(place.capacity):
-                dropped += len(self.residency.evict(place, g, slots))
-        return dropped
+            return sum(len(self.residency.evict(place, g, n)) for g, n in enumerate(place.capacity))
+        return 0
 
     def make_room(self, slots: list[int]) -> bool:
         """Free ``slots[g]`` device slots of each group ahead of need. False: some are not free yet,
@@ -329,10 +330,6 @@ class Cache:
             _open.discard(self.transfers)
             if self.transfers.close() and self.store is not None:
                 self.store.close()
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise Closed("the cache is closed")
 
     def figures(self) -> dict[str, float]:
         """Counters (``_total``) and gauges by metric name, with labels in braces."""

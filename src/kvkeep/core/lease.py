@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..media.arrival import Arrival
-from ..schema import NO_IDS, NO_SLOTS, Ids, Key, RequestError, Slots
-from .pages import NO_SLOT
+from ..schema import NO_IDS, NO_SLOTS, Ids, Key, Slots
+from .pages import NO_SLOT, PLAIN, Retention
 from .presence import Mask, Presence
 from .ticket import Ticket
 
@@ -49,7 +49,7 @@ class Lease:
     groups: tuple[str, ...]  # names, in the schema's order; "by group" below follows it
     root: bytes  # schema.root_key of its namespace
     path: Ids  # page ids of the committed pages, in order; each is held
-    priority: int = 0  # for eviction by priority
+    retention: Retention = PLAIN
     table: NDArray[np.int32] = field(init=False)  # [groups, capacity in pages]: device slot or -1
     owned: Mask = field(init=False)  # [groups, capacity]: private slot; else pinned by its row
     first_valid: list[int] = field(init=False)  # by group: pages before it hold no valid state
@@ -68,8 +68,6 @@ class Lease:
     serial: int = field(default_factory=_serial.__next__)
 
     def __post_init__(self) -> None:
-        if not 0 <= self.priority <= 255:
-            raise RequestError(f"priority must be from 0 to 255, not {self.priority}")
         count = len(self.groups)
         self.table, self.owned = _blank(count, len(self.path))
         self.first_valid, self.whole = [0] * count, [True] * count

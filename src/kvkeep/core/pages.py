@@ -6,13 +6,15 @@ statement must be distinct: NumPy drops repeated indices in ``+=``. Scheduler's 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..schema import NO_IDS, Ids, InvariantError, Residence
+from ..schema import NO_IDS, Ids, InvariantError, RequestError, Residence
 
 DEVICE, HOST = 0, 1
 TIERS = ("device", "host")
@@ -31,7 +33,26 @@ _T = TypeVar("_T", bound=np.generic)
 
 States = NDArray[np.uint8]  # [groups, pages] of schema.Residence in one tier
 count: Callable[[NDArray[Any]], int] = np.count_nonzero  # elements that are not zero
-_HISTORY = ("dying", "used", "hits", "reused", "priority", "stored")  # reset when an id is recycled
+_HISTORY = ("dying", "used", "hits", "reused", "priority", "until", "stored")  # of an id's page
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """How long a request's pages stay. One of several requests has the highest of their priorities
+    for the longest of their times. Raises RequestError for a value out of range."""
+
+    priority: int = 0  # 0 to 255; under eviction by priority, the lowest is evicted first
+    ttl: float = np.inf  # seconds after the request's last use of a page; then its priority is 0
+    keep: bool = True  # False: commits add nothing to the tree; the request leaves no trace
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.priority <= 255:
+            raise RequestError(f"priority must be from 0 to 255, not {self.priority}")
+        if not self.ttl >= 0:
+            raise RequestError(f"ttl must be at least 0 seconds, not {self.ttl}")
+
+
+PLAIN = Retention()
 
 
 class FreeList:
@@ -91,7 +112,8 @@ class PageTable:
         self.holds = _column(np.int32)  # leases, prefetches, line entries and tickets that use it
         self.dying = _column(np.bool_)  # out of the tree; the last unhold recycles the id
         self.reused = _column(np.int32)  # hits whose path included it
-        self.priority = _column(np.uint8)  # highest of the requests that used it, 0 to 255
+        self.priority = _column(np.uint8)  # highest of the requests that used it, 0 to 255, ...
+        self.until = _column(np.float64)  # ... and when it ends, in monotonic seconds
         # [tiers, groups, pages]:
         self.slot = _column(np.int32, len(TIERS), groups)  # in a memory tier; NO_SLOT if none
         self.state = _column(np.uint8, len(TIERS), groups)  # :class:`~kvkeep.schema.Residence`
@@ -175,10 +197,11 @@ class PageTable:
         self.clock += 1
         return self.clock
 
-    def rank(self, path: Ids, priority: int) -> None:
-        """Raise the priority of a whole path to at least this."""
-        if priority:
-            self.priority[path] = np.maximum(self.priority[path], priority)
+    def rank(self, path: Ids, retention: Retention) -> None:
+        """Raise a whole path to at least this priority, for at least this long."""
+        if retention.priority:
+            self.priority[path] = np.maximum(self.priority[path], retention.priority)
+            self.until[path] = np.maximum(self.until[path], time.monotonic() + retention.ttl)
 
     def keys(self, ids: Ids) -> list[bytes]:
         raw = self.key[ids].tobytes()

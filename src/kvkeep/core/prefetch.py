@@ -51,7 +51,9 @@ class Prefetcher:
         self._audit, self._share, self._open = audit, share, audit.prefetches
         self._table, self._host, self._tree = residency.table, residency.host, residency.tree
         self._groups, self._page_tokens = residency.schema.groups, residency.schema.page_tokens
+        self._first: Prefetch | None = None  # in line, when one was tried last
         self._last = -1  # serial of the last prefetch in line that was tried
+        self._least = max(1, policy.prefetch_min_tokens)
 
     # --- ask storage
 
@@ -62,7 +64,7 @@ class Prefetcher:
         memory = self._in_memory(path, pages)
         prefetch = Prefetch(root, raw, memory, reach=memory.usable())
         prefetch.gain = (pages - prefetch.reach) * self._page_tokens
-        if self._short(prefetch.gain) or not self._transfers.storage.usable:
+        if prefetch.gain < self._least or not self._transfers.storage.usable:
             prefetch.phase = Phase.WAITING
             self._try(prefetch, path[: prefetch.reach])
         else:
@@ -105,6 +107,7 @@ class Prefetcher:
         later = [one for one in line[1:] if one.serial > self._last] or line[1:]
         for prefetch in (*line[:1], *later[:_TRIES]):
             self._last = prefetch.serial
+            self._first = next((one for one in line if one.phase is Phase.WAITING), None)
             raw = prefetch.raw[: prefetch.reach * self._tree.page_bytes]
             self._try(prefetch, self._tree.match(prefetch.root, raw))
         behind = self._transfers.behind(READ)
@@ -182,9 +185,9 @@ class Prefetcher:
 
         None, if it ``waits`` in line: its share of host memory is not free. A prefetch that wants
         more than the whole share gets what there is once no other holds any."""
-        first = next((one for one in self._open.values() if one.phase is Phase.WAITING), prefetch)
         # If another has been first in line for long, this one may pin nothing, not even shared
         # pages, or the first would wait for it too.
+        first = self._first if self._first and self._first.phase is Phase.WAITING else prefetch
         passes = first is not prefetch and time.monotonic() - first.begun > _PATIENCE
         left = [0] * len(self._groups) if passes else self._share.left
         wanted = self._wanted(prefetch.reach, missing)
@@ -280,12 +283,9 @@ class Prefetcher:
 
     # --- helpers
 
-    def _short(self, gain: int) -> bool:
-        return gain < max(1, self._policy.prefetch_min_tokens)
-
     def _skip(self, gain: int, wanted: list[int]) -> str:
         """Why it does not pay to read ``wanted`` pages of each group for ``gain`` tokens, or ""."""
-        if self._short(gain):
+        if gain < self._least:
             return "short"
         return "slow" if self._recompute.beats_moving(READ, wanted, gain) else ""
 

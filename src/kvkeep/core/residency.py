@@ -7,6 +7,7 @@ the id, so ids never alias, and their slots are freed as soon as nobody uses or 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -54,7 +55,7 @@ class Residency:
         self._by_clock = dict(zip(schema.clocks, schema.groups, strict=True))
         whole = [clock for clock, group in self._by_clock.items() if group.tail is None]
         self._whole = np.array(whole, dtype=np.intp)[:, None]
-        self._keyed = keyed
+        self._keyed, self._looked = keyed, 0.0
 
     def extend(self, root: bytes, path: Ids, raw: Raw) -> Ids:
         """``path`` and the pages ``raw`` after it: known ones, then fresh ones."""
@@ -113,6 +114,17 @@ class Residency:
     def drop_idle(self, tier: Tier, group: int, pages: Ids) -> None:
         """Free the slots that no request or ticket uses."""
         self.drop(tier, group, pages[tier.evictable(group, pages)])
+
+    def expire(self) -> None:
+        """Reset priorities that have run out, at most once a second."""
+        if (now := time.monotonic()) < self._looked + 1:
+            return
+        table, self._looked = self.table, now
+        over = np.flatnonzero((table.priority > 0) & (table.until <= now))
+        table.priority[over] = table.until[over] = 0
+        for tier in self.tiers:
+            for group in range(table.groups):
+                tier.offer(group, over)
 
     def unhold(self, ids: Ids) -> None:
         """Remove one hold of each, and recycle dying pages without holds."""

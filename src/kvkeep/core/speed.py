@@ -40,13 +40,10 @@ class Speed:
 
     def seconds(self, amount: float) -> float | None:
         """Seconds that ``amount`` takes; None: not measured yet."""
-        paces = [seconds / done for done, seconds in (self._sums, self._now()) if done]
+        moving, since = self._under_way or (0.0, 0.0)
+        known = self._sums, (moving, time.monotonic() - since)
+        paces = [seconds / done for done, seconds in known if done]
         return amount * max(paces) if paces else None
-
-    @property
-    def known(self) -> bool:
-        """Something was measured."""
-        return self._sums[0] > 0
 
     @property
     def stale(self) -> bool:
@@ -56,7 +53,3 @@ class Speed:
     def tried(self) -> None:
         """Note that a measurement has begun."""
         self._tried = time.monotonic()
-
-    def _now(self) -> tuple[float, float]:
-        amount, since = self._under_way or (0.0, 0.0)
-        return amount, time.monotonic() - since

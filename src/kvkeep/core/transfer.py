@@ -166,7 +166,7 @@ class Recompute:
     @property
     def possible(self) -> bool:
         """The policy allows it and prefill has been measured."""
-        return self._policy.recompute == "auto" and self.prefill.known
+        return self._policy.recompute == "auto" and self.prefill.seconds(1) is not None
 
     def beats(self, seconds: float | None, tokens: int) -> bool:
         """Whether computing ``tokens`` takes less than ``seconds``; False if either is unknown."""

@@ -269,8 +269,6 @@ class Engine:
             raise Overloaded(f"{self._max_queued} requests wait already; try again later")
         if not request.tokens:
             raise RequestError("the prompt is empty; it needs at least one token")
-        if not 0 <= request.priority <= 255:
-            raise RequestError(f"priority must be from 0 to 255, not {request.priority}")
         if min(request.tokens) < 0 or max(request.tokens) >= self.info.vocab_size:
             raise RequestError(f"token ids must be in [0, {self.info.vocab_size})")
         if room < 1:

@@ -103,6 +103,7 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     sampling: Sampling
     namespace: str = ""  # requests share prefixes only within one namespace (salt, adapter, ...)
     priority: int = 0  # 0 to 255: under "priority", scheduled first and evicted last
+    ttl: float | None = None  # seconds from its end for which its pages have its priority
     deadline_seconds: float | None = None  # from arrival; a request that runs then fails
     prompt_logprobs: bool = False  # of the prompt's tokens too; the prompt is computed anew
     no_store: bool = False  # True: what it computes is forgotten when it ends; it may still hit

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..core.lease import Explanation, Lease, Prefetch
+from ..core.pages import Retention
 from .messages import Generate, TokenLogprobs, Usage
 
 if TYPE_CHECKING:  # imports torch, which settings and servers need not
@@ -44,6 +46,7 @@ class RequestState:
     prompt_length: int
     buffer: NDArray[np.int32]  # capacity >= length; grows by doubling
     length: int  # known tokens: the prompt and all accepted ones
+    retention: Retention  # of its pages
     computed: int = 0  # tokens whose target KV and draft rows are final
     draft_from: int = 1  # first draft row that attention may read, for a stage with shift 1
     hidden: Any = None  # draft outputs [stages * hidden] of row ``computed``; set by the runner
@@ -65,9 +68,15 @@ class RequestState:
 
     @classmethod
     def of(cls, request: Generate, seed: int) -> RequestState:
-        """A new sequence whose sampling noise is seeded with ``seed``."""
+        """A new sequence whose sampling noise is seeded with ``seed``.
+
+        Raises:
+            RequestError: its priority or ttl is out of range.
+        """
         tokens = np.array(request.tokens, dtype=np.int32)
-        return cls(request, seed, len(tokens), tokens, len(tokens))
+        ttl = math.inf if request.ttl is None else request.ttl
+        retention = Retention(request.priority, ttl, keep=not request.no_store)
+        return cls(request, seed, len(tokens), tokens, len(tokens), retention)
 
     @property
     def id(self) -> str:

@@ -133,10 +133,9 @@ class Scheduler:
                 request.namespace,
                 self._chunk,
                 seq.prefetch,
-                request.priority,
+                seq.retention,
                 total,
                 reuse=not request.prompt_logprobs,
-                keep=not request.no_store,
             )
             if lease is None:
                 return

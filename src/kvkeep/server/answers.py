@@ -23,6 +23,7 @@ from .protocol import StreamOptions
 logger = logging.getLogger(__name__)
 
 Replies = AsyncGenerator[Piece | Finished, None]
+Tell = Callable[[Finished], dict[str, Any]]
 
 
 class Voice(Protocol):
@@ -145,6 +146,7 @@ class Answer:
     Args:
         spell: the text of one token alone.
         n: ``prompts`` has each prompt so many times.
+        tell: makes a choice's ``kvkeep`` object; None: :func:`report`.
     """
 
     def __init__(
@@ -154,8 +156,10 @@ class Answer:
         prompts: Sequence[Sequence[int]],
         spell: Spell = chr,
         n: int = 1,
+        tell: Tell | None = None,
     ) -> None:
         self._shape, self._spell, self._n = shape, spell, n
+        self._tell = tell or report
         self.id = f"{shape.prefix}-{uuid.uuid4().hex}"
         self._head = {
             "id": self.id,
@@ -185,7 +189,8 @@ class Answer:
             logprobs = self._logprobs(choice, tokens, choice.logprobs)
             found = _choice(index, choice.voice.whole(), tokens, choice.reason, logprobs)
             choices.append(found)
-        reports = [report(usage) for usage in self._usages()]
+        ends = (choice.finished for choice in self._choices.values())
+        reports = [self._tell(end) for end in ends if end]
         body = {
             "object": self._shape.name,
             **self._head,
@@ -215,7 +220,7 @@ class Answer:
                     for delta in choice.finish(reply):
                         yield self._event([_choice(index, delta, [])], **choice.usage(options))
                     last = _choice(index, self._shape.silence, [], choice.reason)
-                    found = report(reply.usage)
+                    found = self._tell(reply)
                     yield self._event([last], **choice.usage(options), kvkeep=found)
                 elif reply.text or reply.tokens:
                     choice.completion_tokens += len(reply.tokens)
@@ -272,14 +277,26 @@ def _choice(
     }
 
 
-def report(usage: Usage) -> dict[str, Any]:
-    """The ``kvkeep`` object: the fields of ``usage`` that OpenAI's ``usage`` does not have."""
-    found: dict[str, Any] = msgspec.to_builtins(usage)
+def report(reply: Finished) -> dict[str, Any]:
+    """The ``kvkeep`` object: the fields of the usage that OpenAI's ``usage`` does not have."""
+    found: dict[str, Any] = msgspec.to_builtins(reply.usage)
     for known in ("prompt_tokens", "completion_tokens"):
         del found[known]
     if found["proposals"] is None:
         del found["proposals"]
     return found
+
+
+def explanation(reply: Finished) -> dict[str, Any]:
+    """What ``GET /cache/explain/{id}`` tells of one prompt: its report, and how it ended."""
+    usage = reply.usage
+    return {
+        "id": reply.id,
+        "reason": reply.reason,
+        "tier_of_hit": usage.tier_of_hit,
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+    } | report(reply)
 
 
 async def closed_events(events: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:

@@ -202,7 +202,8 @@ class MessageAnswer:
             async with aclosing(replies):
                 async for reply in replies:
                     if not begun:
-                        self._cached = 0 if isinstance(reply, Finished) else reply.cached
+                        hit = None if isinstance(reply, Finished) else reply.cached
+                        self._cached = sum((hit or {}).values())
                         yield _event("message_start", message=self._message([], None))
                         begun = True
                     if isinstance(reply, Finished):

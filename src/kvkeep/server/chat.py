@@ -7,7 +7,7 @@ from functools import partial
 
 from fastapi import APIRouter, Request, Response
 
-from .answers import Answer, chat_shape
+from .answers import Answer, Tell, chat_shape, explanation
 from .dialects import Dialects
 from .large import LargeBodies
 from .logprobs import Spell
@@ -28,7 +28,8 @@ def routes(service: Service, dialects: Dialects) -> APIRouter:
         encoding = service.encoder.chat(body.messages, body.variables, tools=body.shown_tools)
         prompt = await while_connected(request, encoding)
         plan = dialects.plan(body, prompt.ending)
-        make = partial(_answer, plan.dialect, body.stream_reasoning)
+        tell = explanation if body.kvkeep.explain else None
+        make = partial(_answer, plan.dialect, body.stream_reasoning, tell)
         return await service.answer(request, body, make, [prompt.tokens], sampling=plan.sampling)
 
     return router
@@ -37,10 +38,11 @@ def routes(service: Service, dialects: Dialects) -> APIRouter:
 def _answer(
     dialect: Dialect,
     stream_reasoning: bool,
+    tell: Tell | None,
     model: str,
     prompts: Sequence[Sequence[int]],
     spell: Spell,
     n: int,
 ) -> Answer:
     voice = partial(ChatVoice, dialect, spell, stream_reasoning)
-    return Answer(chat_shape(voice), model, prompts, spell, n)
+    return Answer(chat_shape(voice), model, prompts, spell, n, tell)

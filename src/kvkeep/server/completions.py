@@ -6,7 +6,7 @@ from functools import partial
 
 from fastapi import APIRouter, Request, Response
 
-from .answers import COMPLETION, Answer
+from .answers import COMPLETION, Answer, explanation
 from .large import LargeBodies
 from .protocol import CompletionRequest
 from .service import Service, while_connected
@@ -26,7 +26,7 @@ def routes(service: Service) -> APIRouter:
         return await service.answer(
             request,
             body,
-            partial(Answer, COMPLETION),
+            partial(Answer, COMPLETION, tell=explanation if body.kvkeep.explain else None),
             prompts,
             DEFAULT_MAX_TOKENS,
             echo=body.echo,

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from fastapi import APIRouter, HTTPException
 
 from ..engine.messages import Finished
-from .answers import Replies, report
+from .answers import Replies, explanation
 
 MOST = 1000
 """Requests that are remembered."""
@@ -51,13 +51,7 @@ class Recent:
         if unique not in self._requests:
             self._requests[unique] = _Request(names, [])
             self._names |= dict.fromkeys(names, unique)
-        usage = reply.usage
-        counts = {
-            "prompt_tokens": usage.prompt_tokens,
-            "completion_tokens": usage.completion_tokens,
-        }
-        ended = {"id": reply.id, "reason": reply.reason, "tier_of_hit": usage.tier_of_hit}
-        self._requests[unique].reports.append(ended | counts | report(usage))
+        self._requests[unique].reports.append(explanation(reply))
         while len(self._requests) > MOST:
             oldest, gone = self._requests.popitem(last=False)
             for name in gone.names:

@@ -48,6 +48,7 @@ class NativeRequest(Tolerant):
     extra_key: Name = ""
     cache_salt: Name = ""
     no_store: bool = False
+    ttl: float | None = None
 
     def translated(self) -> CompletionRequest:
         """The same as a request for a completion.
@@ -58,7 +59,7 @@ class NativeRequest(Tolerant):
         if (self.text is None) == (self.input_ids is None):
             raise RequestError("text or input_ids must be given, and not both")
         given = {RENAMED.get(name, name): value for name, value in self.sampling_params.items()}
-        same = ("stream", "rid", "priority", "extra_key", "cache_salt", "no_store")
+        same = ("stream", "rid", "priority", "extra_key", "cache_salt", "no_store", "ttl")
         given |= {name: getattr(self, name) for name in same}
         given["prompt"] = self.input_ids if self.text is None else self.text
         given["logprobs"] = self.top_logprobs_num if self.return_logprob else None

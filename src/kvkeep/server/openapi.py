@@ -126,6 +126,30 @@ class ChatCompletion(Whole):
     choices: list[ChatChoice]
 
 
+class Spent(BaseModel):
+    input_tokens: int
+    cache_creation_input_tokens: int
+    cache_read_input_tokens: int
+    output_tokens: int
+
+
+class SpokenMessage(BaseModel):
+    """As Anthropic's API has it."""
+
+    id: str
+    type: Literal["message"]
+    role: Literal["assistant"]
+    model: str
+    content: list[dict[str, Any]]
+    stop_reason: Literal["end_turn", "max_tokens", "tool_use"] | None
+    stop_sequence: str | None
+    usage: Spent
+
+
+class InputCount(BaseModel):
+    input_tokens: int
+
+
 class Meta(BaseModel):
     id: str
     finish_reason: dict[str, Any] | None
@@ -214,6 +238,8 @@ class Explained(BaseModel):
 ANSWERS: dict[str, type[BaseModel]] = {
     "/v1/completions": Completion,
     "/v1/chat/completions": ChatCompletion,
+    "/v1/messages": SpokenMessage,
+    "/v1/messages/count_tokens": InputCount,
     "/generate": Generated,
     "/tokenize": Encoded,
     "/detokenize": Decoded,
@@ -249,6 +275,10 @@ EXAMPLES: dict[str, list[dict[str, Any]]] = {
             "response_format": {"type": "json_object"},
         },
     ],
+    "/v1/messages": [
+        {"max_tokens": 8, "messages": [{"role": "user", "content": "Hello"}]},
+    ],
+    "/v1/messages/count_tokens": [{"messages": [{"role": "user", "content": "Hello"}]}],
     "/generate": [
         {"text": "Once upon a time", "sampling_params": {"max_new_tokens": 8}},
         {"input_ids": [5, 6, 7], "sampling_params": {"max_new_tokens": 4}, "return_logprob": True},

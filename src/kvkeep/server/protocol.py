@@ -193,6 +193,7 @@ class KvkeepOptions(Strict):
     deadline_seconds: float | None = Field(default=None, ge=0)  # from arrival; then it fails
     speculate: bool = True  # False: decode this request without the draft model
     report_proposals: bool = False  # return all draft proposals
+    explain: bool = False  # return what GET /cache/explain/{id} tells
 
 
 class GenerationRequest(Tolerant):
@@ -227,6 +228,7 @@ class GenerationRequest(Tolerant):
     priority: int = Field(
         default=0, ge=0, le=255
     )  # under "priority": scheduled first, kept longest
+    ttl: float | None = Field(default=None, ge=0)  # seconds for which its pages keep its priority
     kvkeep: KvkeepOptions = KvkeepOptions()
 
     @property

@@ -133,6 +133,7 @@ class Service:
                 ),
                 namespace=body.namespace,
                 priority=body.priority,
+                ttl=body.ttl,
                 deadline_seconds=body.kvkeep.deadline_seconds,
                 prompt_logprobs=prompt_logprobs,
                 no_store=body.no_store,

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..core.cache import Cache
+from ..core.pages import Retention
 from ..core.policy import Policy
 from ..core.ticket import ROUTES
 from ..schema import Closed, Component, ConfigError, Group, Identity, Key, Schema
@@ -166,7 +167,7 @@ def replay(
     cache = Cache(_SCHEMA, *slots, store, policy, NoBytes(), AtOnce)
     total = _hits(cache)
     for blocks, priority in zip(trace, trace.priorities, strict=True):
-        _serve(cache, blocks[:served], priority)
+        _serve(cache, blocks[:served], Retention(priority))
         while not cache.make_room([served - device]):
             cache.tick()
         cache.residency.make_room(cache.residency.host, 0, spare)
@@ -189,12 +190,12 @@ def _hits(cache: Cache) -> Hits:
     return np.array([cache.counts[f"hit_tokens_total{{tier={tier}}}"] for tier in TIERS])
 
 
-def _serve(cache: Cache, blocks: Ids, priority: int) -> None:
+def _serve(cache: Cache, blocks: Ids, retention: Retention) -> None:
     tokens = np.concatenate((blocks, _COMPUTED))
     prefetch = cache.prefetch(tokens) if cache.store else None
     while prefetch and not cache.ready(prefetch):
         cache.tick()
-    while (lease := cache.admit(tokens, prefetch=prefetch, priority=priority)) is None:
+    while (lease := cache.admit(tokens, prefetch=prefetch, retention=retention)) is None:
         cache.tick()  # no other request runs, and this one fits: pages are being copied down
     while not lease.ready:
         cache.tick()

@@ -1,6 +1,6 @@
 """What people call the groups of a directory: a small file beside the records of each.
 
-Records are found by hashes, and nothing but :func:`Label` says which model they are of. Losing a
+Records are found by hashes, and nothing but a :class:`Label` says which model they are of. Losing a
 label loses no record. Directories that were made without labels stay as they are.
 """
 
@@ -17,7 +17,7 @@ import msgspec
 class Label(msgspec.Struct, frozen=True):
     """A group in an operator's words."""
 
-    model: str  # as it was served, with the draft's name if its weights count
+    model: str  # as it was served, and what else its state depends on
     group: str  # "full", "window", ...
     page_tokens: int
 

@@ -188,7 +188,7 @@ MUTANTS = [
         "what shall not be stored is stored",
         "others see that somebody sent this prompt",
         "core/admission.py",
-        "        lease.detached = not keep\n",
+        "        lease.detached = not retention.keep\n",
         "",
         killer="test_input.py: leave_nothing",
     ),

@@ -6,6 +6,22 @@ from . import Mutant
 
 MUTANTS = [
     Mutant(
+        "a priority has no end",
+        "what mattered once is never evicted",
+        "core/residency.py",
+        "(table.until <= now)",
+        "(table.until < 0)",
+        killer="test_policies.py: from_the_last_use",
+    ),
+    Mutant(
+        "a priority that ends is not told to eviction",
+        "what matters goes before what mattered",
+        "core/residency.py",
+        "                tier.offer(group, over)\n",
+        "                pass\n",
+        killer="test_policies.py: as_their_times_say",
+    ),
+    Mutant(
         "ids are recycled while held",
         "a page retired in mid-flight comes back as another page under its ticket",
         "core/residency.py",
