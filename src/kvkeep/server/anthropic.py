@@ -20,6 +20,7 @@ from ..schema import KvkeepError
 from .answers import Replies
 from .dialects import Dialects
 from .errors import describe, in_anthropics_schema
+from .large import LargeBodies
 from .limits import MOST_MESSAGES
 from .logprobs import Spell
 from .protocol import ChatRequest, Name, StreamOptions, TextPart, Tolerant
@@ -115,7 +116,7 @@ class Choice(BaseModel):
 class CountRequest(Tolerant):
     """Body of ``POST /v1/messages/count_tokens``. Fields of chats that are not here are theirs."""
 
-    model: Name
+    model: Name | None = None  # None: the served model
     messages: list[Turn] = Field(max_length=MOST_MESSAGES)
     system: Texts = ""
     tools: list[UsableTool] = Field(default_factory=list)
@@ -289,7 +290,7 @@ def _event(type: str, **fields: Any) -> bytes:  # noqa: A002
 
 def routes(service: Service, dialects: Dialects) -> APIRouter:
     """The endpoints, served by ``service``."""
-    router = APIRouter(tags=["generate"])
+    router = APIRouter(tags=["generate"], route_class=LargeBodies)
 
     @router.post("/v1/messages")
     async def messages(body: MessagesRequest, request: Request) -> Response:

@@ -36,6 +36,18 @@ class Failure(BaseModel):
     error: Problem
 
 
+class AnthropicProblem(BaseModel):
+    type: str
+    message: str
+
+
+class AnthropicFailure(BaseModel):
+    """Every error, in Anthropic's format."""
+
+    type: Literal["error"]
+    error: AnthropicProblem
+
+
 class Report(BaseModel):
     """What a request found in the cache, and how it was computed. Times are in ms."""
 
@@ -333,7 +345,7 @@ def document(app: FastAPI, info: ModelInfo) -> dict[str, Any]:
         routes=app.routes,
         tags=[{"name": name, "description": text} for name, text in TAGS.items()],
     )
-    models: list[type[BaseModel]] = [*dict.fromkeys(ANSWERS.values()), Failure]
+    models: list[type[BaseModel]] = [*dict.fromkeys(ANSWERS.values()), Failure, AnthropicFailure]
     at = "#/components/schemas/{model}"
     of, definitions = models_json_schema(
         [(model, "serialization") for model in models], ref_template=at
@@ -373,10 +385,11 @@ def _operation(path: str, operation: dict[str, Any], answer: dict[str, Any] | No
             content["examples"] = {
                 f"example-{number}": {"value": value} for number, value in enumerate(examples, 1)
             }
+    failure = AnthropicFailure if path.startswith("/v1/messages") else Failure
     for status, text in ERRORS.items():
         if (status in _OF_BODIES and not body) or (status in _OF_GENERATION and not generates):
             continue
-        schema = {"$ref": "#/components/schemas/Failure"}
+        schema = {"$ref": f"#/components/schemas/{failure.__name__}"}
         responses[str(status)] = {
             "description": text,
             "content": {"application/json": {"schema": schema}},
