@@ -3,44 +3,27 @@
 from __future__ import annotations
 
 import json
-import socket
 import threading
-import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import httpx
 import pytest
-import uvicorn
-from fake_engine import FakeEngine, FakeTokenizer
 from typer.testing import CliRunner
 
 from kvkeep import cli
-from kvkeep.engine.client import EngineClient
 from kvkeep.engine.messages import Finished, Usage
 from kvkeep.schema import ConfigError
 from kvkeep.server import explain
-from kvkeep.server.app import create_app
 
 EXPLAIN, COMPLETIONS = "/cache/explain/", "/v1/completions"
 
 
 @pytest.fixture
-def http(engine: FakeEngine) -> Iterator[httpx.Client]:
-    """A client of a real server on a free port."""
-    server = uvicorn.Server(
-        uvicorn.Config(create_app(EngineClient(engine), FakeTokenizer()), log_level="warning")
-    )
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-        thread.start()
-        while not server.started:
-            time.sleep(0.01)
-        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        with httpx.Client(base_url=url) as client:
-            yield client
-        server.should_exit = True
-        thread.join()
+def http(url: str) -> Iterator[httpx.Client]:
+    """Where no test is async."""
+    with httpx.Client(base_url=url) as client:
+        yield client
 
 
 @pytest.mark.parametrize(

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
-import threading
-import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import httpx
 import openai
 import pytest
-import uvicorn
 from fake_engine import VOCAB, FakeEngine, FakeTokenizer
 
 from kvkeep.engine.client import EngineClient
@@ -23,21 +19,6 @@ from kvkeep.server.tokens import Texts
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 HELLO = [{"role": "user", "content": "hello"}]
-
-
-@pytest.fixture
-def url(engine: FakeEngine) -> Iterator[str]:
-    """The address of a real server on a free port."""
-    app = create_app(EngineClient(engine), FakeTokenizer())
-    server = uvicorn.Server(uvicorn.Config(app, log_level="warning"))
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-        thread.start()
-        while not server.started:
-            time.sleep(0.01)
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-        server.should_exit = True
-        thread.join()
 
 
 async def post(http: httpx.AsyncClient, path: str, **body: Any) -> Any:

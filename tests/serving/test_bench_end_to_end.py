@@ -3,40 +3,10 @@
 from __future__ import annotations
 
 import json
-import socket
-import threading
-import time
-from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-import uvicorn
 from bench_runs import bench, figures
-from fake_engine import VOCAB, FakeEngine, FakeTokenizer
-
-from kvkeep.engine.client import EngineClient
-from kvkeep.server.app import create_app
-
-
-@pytest.fixture
-def engine() -> Iterator[FakeEngine]:
-    engine = FakeEngine()
-    yield engine
-    engine.close()
-
-
-@pytest.fixture
-def url(engine: FakeEngine) -> Iterator[str]:
-    app = create_app(EngineClient(engine), FakeTokenizer())
-    server = uvicorn.Server(uvicorn.Config(app, log_level="warning"))
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-        thread.start()
-        while not server.started:
-            time.sleep(0.01)
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-        server.should_exit = True
-        thread.join()
+from fake_engine import VOCAB, FakeEngine
 
 
 def test_serve_reads_what_kvkeep_reports(url: str, tmp_path: Path) -> None:
