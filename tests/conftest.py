@@ -6,10 +6,8 @@ Fixtures import what they need: tests of a GPU run where little is installed.
 from __future__ import annotations
 
 import os
-import socket
 import sys
 import threading
-import time
 from collections.abc import AsyncIterator, Generator, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -108,19 +106,7 @@ async def http(engine: FakeEngine, anyio_backend: str) -> AsyncIterator[httpx.As
 @pytest.fixture
 def url(engine: FakeEngine) -> Iterator[str]:
     """The address of a server on that engine, on a free port."""
-    import uvicorn
-    from fake_engine import FakeTokenizer
+    from real_server import serving
 
-    from kvkeep.engine.client import EngineClient
-    from kvkeep.server.app import create_app
-
-    app = create_app(EngineClient(engine), FakeTokenizer())
-    server = uvicorn.Server(uvicorn.Config(app, log_level="warning"))
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-        thread.start()
-        while not server.started:
-            time.sleep(0.01)
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-        server.should_exit = True
-        thread.join()
+    with serving(engine) as port:
+        yield f"http://127.0.0.1:{port}"
