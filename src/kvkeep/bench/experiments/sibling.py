@@ -31,6 +31,7 @@ def save_sibling(directory: Path) -> Path:
         eos_token_id=1,
         dtype="bfloat16",
     )
+    transformers.utils.logging.disable_progress_bar()
     torch.manual_seed(0)
     transformers.AutoModelForCausalLM.from_config(config).save_pretrained(directory)
     for file in TARGET.glob("tokenizer*"):
