@@ -39,7 +39,7 @@ NAMES = (
     *("openai", "litellm", "langchain-openai", "instructor"),
     *("sglang", "guidellm", "lm-eval", "sglang-router"),
 )  # in the order in which they run
-PATIENCE = 600.0  # seconds for a block or a check
+PATIENCE = 900.0  # seconds for a block or a check
 SERVER = [
     *(str(TARGET), "--draft", str(DRAFT), "--speculative-num-steps", str(STEPS)),
     *("--speculative-num-draft-tokens", str(STEPS + 1)),
