@@ -37,6 +37,17 @@ def test_a_store_that_raises_is_left_alone_for_a_while(bench) -> None:
     assert b.transfers.faults[WRITE.name] == 3
 
 
+def test_what_a_store_raises_is_said_ever_more_rarely(bench, caplog) -> None:
+    b = bench()
+    b.transfers.storage.breaker = Breaker(failures=1000)
+    b.store.fault = "raise"
+    for _ in range(9):
+        b.submit(WRITE, b.move(0, 1))
+        b.landed(1)
+    said = [line for line in caplog.messages if line.startswith("storage write failed")]
+    assert [line.split("(")[1].split()[0] for line in said] == ["1", "2", "4", "8"]
+
+
 def test_failures_with_a_success_between_them_are_not_in_a_row(bench) -> None:
     b = bench()
     b.transfers.storage.breaker = Breaker(failures=2)

@@ -141,8 +141,9 @@ class Storage:
                     flags[part] = np.reshape(answer, len(keys[part]))  # no flag counts twice
                 self.breaker.success()
             except BaseException as error:  # also what is no Exception, as pyo3's PanicException
-                log.warning("storage %s failed: %r", verb, error)
-                self._faults[verb] += 1
+                self._faults[verb] = count = self._faults[verb] + 1
+                if count.bit_count() == 1:  # the 1st, 2nd, 4th, 8th, ...
+                    log.warning("storage %s failed (%d in all): %r", verb, count, error)
                 self.breaker.failure()
             finally:
                 self._calling.pop(verb, None)

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from ..core.cache import Cache
 from .request import RequestState
 from .runner import Work
+from .sharing import Sharing
 from .waiting import WaitingLine
 
 _FIRST_RATIO, _LEAST_RATIO, _RATIO_DECAY = 0.5, 0.1, 0.98
@@ -44,6 +45,7 @@ class Scheduler:
         self._cache, self.waiting = cache, waiting
         self._chunk, self._max_running, self._lookahead = chunk, max_running, lookahead
         self._page = cache.schema.page_tokens
+        self._sharing = Sharing(cache.schema)
         self._new_token_ratio = _FIRST_RATIO
         self.running: list[RequestState] = []  # hold a lease; oldest lease first
         self.counts: Counter[str] = Counter()
@@ -61,6 +63,7 @@ class Scheduler:
     def remove(self, seq: RequestState) -> None:
         """Remove a finished, failed or aborted request and release what it holds."""
         (self.running if seq.lease else self.waiting).remove(seq)
+        self._sharing.forget(seq)
         self._release(seq)
 
     def schedule(self) -> list[Work]:
@@ -119,13 +122,16 @@ class Scheduler:
         seq.most_computed = max(seq.most_computed, seq.computed)
 
     def _admit(self) -> None:
-        """Grant leases in the line's order; skip requests whose prefetch is in flight."""
+        """Grant leases in the line's order; skip requests whose prefetch is in flight, and those
+        whose prefix a running request computes."""
         if len(self.running) >= self._max_running:
             return
         for seq in self.waiting:
             if len(self.running) >= self._max_running:
                 return
             if seq.prefetch is not None and not self._cache.ready(seq.prefetch):
+                continue
+            if self._sharing.waits(seq, self.running):
                 continue
             request, total = seq.request, self._total(seq) if self.running else 0
             lease = self._cache.admit(
@@ -140,6 +146,7 @@ class Scheduler:
             if lease is None:
                 return
             seq.lease, seq.prefetch = lease, None
+            self._sharing.forget(seq)
             self.waiting.remove(seq)
             self.running.append(seq)
             self.counts["admitted_tokens_total"] += seq.length
