@@ -74,9 +74,8 @@ class Cache:
         self.policy = policy = policy or Policy()
         self.media = media or Memory(schema, device_slots, host_slots)
         self.counts: Counter[str] = Counter()
-        rules = policy.order, policy.missing == "strict"
-        self.residency = Residency(schema, device_slots, host_slots, *rules, store is not None)
-        residency = self.residency
+        rules = policy.order, policy.missing == "strict", store is not None
+        self.residency = residency = Residency(schema, device_slots, host_slots, *rules)
         self.transfers = Transfers(schema, self.media, store, lane, policy.stall_seconds)
         _open.add(self.transfers)
         weakref.finalize(self, close_all, self.transfers.closers, 0.0).atexit = False
@@ -286,9 +285,7 @@ class Cache:
             RequestError: there are more or fewer groups.
         """
         if len(slots) != len(self.schema.groups):
-            raise RequestError(
-                f"{len(slots)} numbers of slots for {len(self.schema.groups)} groups"
-            )
+            raise RequestError(f"{len(slots)} slot counts for {len(self.schema.groups)} groups")
         with self._audit.guard():
             return self._backup.make_room(slots)
         return False
@@ -350,20 +347,18 @@ class Cache:
                 figures[f"slots{label}"] = tier.capacity[g]
                 figures[f"free_slots{label}"] = tier.free_slots(g)
                 figures[f"evicted_pages_total{label}"] = tier.evicted[g]
-        speeds = {
-            f"bytes_per_second{{lane={r.name}}}": speed for r, speed in transfers.speeds.items()
-        }
+        speeds = {f"bytes_per_second{{lane={x.name}}}": y for x, y in transfers.speeds.items()}
         speeds["prefill_tokens_per_second"] = self._recompute.prefill
         for name, speed in speeds.items():
             if seconds := speed.seconds(1):
                 figures[name] = 1 / seconds
-        by_label: tuple[tuple[str, str, Mapping[str, float]], ...] = (
+        counts: Mapping[str, float]
+        for name, label, counts in (
             ("moved_bytes_total", "lane", transfers.moved),
             ("lane_seconds_total", "lane", transfers.seconds_at_work),
             ("transfer_faults_total", "lane", transfers.faults),
             ("storage_faults_total", "kind", self.store.faults if self.store else {}),
-        )
-        for name, label, counts in by_label:
+        ):
             for what, count in dict(counts).items():
                 figures[f"{name}{{{label}={what}}}"] = count
         return figures

@@ -95,8 +95,7 @@ class Residency:
 
     def make_room(self, tier: Tier, group: int, count: int) -> int:
         """Evict until ``count`` slots are free or nothing is evictable; returns free slots."""
-        short = count - tier.free_slots(group)
-        if short > 0:
+        if (short := count - tier.free_slots(group)) > 0:
             self.evict(tier, group, short)
         return tier.free_slots(group)
 
