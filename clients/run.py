@@ -98,14 +98,15 @@ def main() -> None:
     with ExitStack() as stack:
         scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="kvkeep-clients-"))
         out = (given.keep or Path(scratch)).resolve()
-        servers = [Server(SERVER) for _ in range(max(one.servers for one in chosen))]
-        for server in servers:
-            stack.callback(server.stop)
-        try:
-            for server in servers:
-                server.wait()
-        except ConfigError as error:
-            sys.exit(str(error))
+        servers: list[Server] = []
+        for number in range(max(one.servers for one in chosen)):
+            print(f"starting server {number + 1}", flush=True)
+            servers.append(Server(SERVER))
+            stack.callback(servers[-1].stop)
+            try:
+                servers[-1].wait()
+            except ConfigError as error:
+                sys.exit(str(error))
         rows = [_run(client, servers, out / client.name) for client in chosen]
     _show(rows)
     sys.exit(any(not passed for *_, passed in rows))

@@ -7,7 +7,7 @@ from langchain_core.messages import HumanMessage, SystemMessage
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI, OpenAI
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict
 
 SETTINGS = {
     "base_url": f"{os.environ['KVKEEP']}/v1",
@@ -22,6 +22,7 @@ MESSAGES = [SystemMessage("Be brief. " * 30), HumanMessage("Say it.")]
 class Answer(BaseModel):
     """An answer to the question."""
 
+    model_config = ConfigDict(extra="forbid")  # a model this small would add fields without end
     colour: Literal["red", "green"]
     sure: bool
 
@@ -66,7 +67,8 @@ print("ok: with_structured_output by json_schema")
 
 by_call = longer.with_structured_output(Answer, method="function_calling")
 assert isinstance(by_call.invoke(MESSAGES), Answer)
-(call,) = longer.bind_tools([switch], tool_choice="any").invoke(MESSAGES).tool_calls
+able = longer.bind_tools([switch], tool_choice="any", strict=True, parallel_tool_calls=False)
+(call,) = able.invoke(MESSAGES).tool_calls
 assert call["name"] == "switch"
 assert switch.invoke(call["args"]) in ("on: True", "on: False")
 print("ok: with_structured_output by function_calling; bind_tools with tool_choice any")

@@ -75,7 +75,8 @@ try:
 except litellm.ContextWindowExceededError:
     print("ok: a prompt that is too long is a ContextWindowExceededError")
 
-called = litellm.completion(**(ASK | {"max_tokens": 500}), tools=[TOOL], tool_choice="required")
+choice = {"tools": [TOOL], "tool_choice": "required", "parallel_tool_calls": False}
+called = litellm.completion(**(ASK | choice | {"max_tokens": 1000}))
 (call,) = called.choices[0].message.tool_calls
 assert call.function.name == "switch"
 assert '"on"' in call.function.arguments

@@ -102,6 +102,7 @@ def schema() -> None:
 
 def tools() -> None:
     asked = {"model": MODEL, "messages": ASK, "max_tokens": 1000, "tools": [TOOL]}
+    asked["parallel_tool_calls"] = False
     choices = ("required", {"type": "function", "function": {"name": "get_weather"}})
     for choice in choices:
         answer = client.chat.completions.create(**asked, tool_choice=choice).choices[0]
