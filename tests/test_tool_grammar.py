@@ -14,7 +14,7 @@ from llguidance.hf import from_tokenizer
 import kvkeep.demo
 from kvkeep.engine.grammar import _COMPILERS
 from kvkeep.engine.text import Detokenizer
-from kvkeep.models.target.hf import load_tokenizer
+from kvkeep.models.tokenizer import load_tokenizer
 from kvkeep.server.dialects import Dialects, Plan
 from kvkeep.server.protocol import ChatRequest
 from kvkeep.server.speech import Speech
