@@ -142,9 +142,10 @@ def test_tokenizer(tmp_path: Path) -> None:
 
     with pytest.raises(ConfigError, match=r"no tokenizer\.json"):
         load_tokenizer(tmp_path)
-    (tmp_path / "tokenizer.json").write_text("{}")
-    with pytest.raises(ConfigError, match="cannot load the tokenizer"):
-        load_tokenizer(tmp_path)
+    for damaged in ("{", "{}", "[]", '{"added_tokens": [], "model": {"type": "New"}}'):
+        (tmp_path / "tokenizer.json").write_text(damaged)
+        with pytest.raises(ConfigError, match="cannot load the tokenizer"):
+            load_tokenizer(tmp_path)
     fast = Tokenizer(models.WordLevel({"a": 0, "b": 1, "?": 2}, unk_token="?"))
     fast.pre_tokenizer = pre_tokenizers.Whitespace()
     fast.save(str(tmp_path / "tokenizer.json"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from rig import Pair, Rig, prompt
@@ -95,6 +95,18 @@ def test_nobody_waits_for_what_will_be_forgotten(tiny: Pair) -> None:
         rig.run()
 
 
+def test_nobody_waits_for_what_is_cached(tiny: Pair) -> None:
+    """A request for the prompt's log-probabilities computes it anew; others need not."""
+    with rig_of(tiny) as rig:
+        rig.ask(prompt(LONG), 2)
+        rig.send(prompt(LONG), 2, prompt_logprobs=True, logprobs=0)
+        hit = rig.send(prompt(LONG), 2)
+        rig.engine.turn()
+        assert len(rig.engine.scheduler.running) == 2
+        rig.run()
+        assert rig.answers[hit].cached["device"] == HIT
+
+
 def test_others_do_not_wait_behind_those_that_wait(tiny: Pair) -> None:
     with rig_of(tiny) as rig:
         first, second = (rig.send(prompt(LONG), 2) for _ in range(2))
@@ -128,7 +140,7 @@ def test_aborted_while_it_waits(tiny: Pair) -> None:
         rig.abort(names[1])
         rig.run(names[0], names[2])
         assert not rig.engine.scheduler._sharing._following
-        assert not rig.engine.scheduler._sharing._led
+        assert not rig.engine.scheduler._sharing._leaders
         rig.check_idle()
 
 
@@ -170,24 +182,49 @@ def test_one_that_makes_no_progress_is_not_waited_for(
         assert rig.run(second)[0].finished.reason == "length"
 
 
+def line_of_one_group() -> sharing.Sharing:
+    kv = Component("k", layers=(0,), shape=(PAGE, 8), dtype="F32")
+    return sharing.Sharing(Schema(Identity("m"), PAGE, (Group("full", (kv,)),)))
+
+
+def request(name: str) -> RequestState:
+    message = Generate(id=name, tokens=prompt(LONG), sampling=Sampling())
+    return RequestState.of(message, 0)
+
+
+def leading(name: str) -> RequestState:
+    """A request that computes, as far as others see."""
+    leader = request(name)
+    lease: Any = SimpleNamespace(pages=0, detached=False, released=False)
+    leader.lease = lease
+    return leader
+
+
 def test_leaders_that_end_early_do_not_starve_it() -> None:
     """Somebody who sends and aborts the same prompt for ever delays others a few times only."""
-    kv = Component("k", layers=(0,), shape=(PAGE, 8), dtype="F32")
-    line = sharing.Sharing(Schema(Identity("m"), PAGE, (Group("full", (kv,)),)))
-
-    def request(name: str) -> RequestState:
-        message = Generate(id=name, tokens=prompt(LONG), sampling=Sampling())
-        return RequestState.of(message, 0)
-
-    victim = request("victim")
+    line, victim = line_of_one_group(), request("victim")
     for number in range(2 * sharing.MOST_LEADERS):
-        leader = request(f"leader {number}")
-        lease: Any = SimpleNamespace(pages=0, detached=False, released=False)
-        leader.lease = lease
+        leader = leading(f"leader {number}")
         assert line.waits(victim, [leader]) == (number < sharing.MOST_LEADERS)
-        lease.pages = 1
+        cast("Any", leader.lease).pages = 1
         assert line.waits(victim, [leader]) == (number < sharing.MOST_LEADERS), "the same one"
         leader.lease = None
+
+
+def test_one_that_makes_no_progress_is_not_waited_for_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """But for another that goes on, as the first of those that waited does."""
+    line, first, second = line_of_one_group(), request("first"), request("second")
+    stuck = leading("stuck")
+    assert line.waits(first, [stuck])
+    assert line.waits(second, [stuck])
+    later = time.monotonic() + sharing.PATIENCE_SECONDS
+    monkeypatch.setattr(sharing.time, "monotonic", lambda: later)
+    assert not line.waits(first, [stuck])
+    assert not line.waits(first, [stuck]), "nor if there was no room for it"
+    first.lease = leading("lends its lease").lease
+    assert line.waits(second, [stuck, first])
 
 
 def test_a_failed_leader_fails_alone(tiny: Pair) -> None:

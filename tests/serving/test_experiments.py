@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -158,7 +159,7 @@ def test_load_is_judged_by_errors_goodput_memory_and_what_is_held() -> None:
     pressure = load.Pressure()
 
     def figures(**changed: Any) -> dict[str, Any]:
-        phase = {"errors": {}, "connections_per_s": 50.0, "delivered_tokens_per_s": 100.0}
+        phase = {"errors": {}, "short_per_s": 50.0, "delivered_tokens_per_s": 100.0}
         memory = {"server_mib_per_minute": 0.5, "engine_mib_per_minute": 0.5}
         nothing = [{"leases": 0.0}] * 2
         good = {
@@ -171,13 +172,30 @@ def test_load_is_judged_by_errors_goodput_memory_and_what_is_held() -> None:
     assert all(held(load.claims(pressure, figures(errors={"HTTP 429": 3, LEFT: 9}))))
     wrong = [
         figures(errors={"HTTP 500": 1}),
-        figures(connections_per_s=47.0),
+        figures(short_per_s=47.0),
         figures(delivered_tokens_per_s=89.0),
         figures(of="memory", engine_mib_per_minute=0.6),
         figures(of="held", after=[{"leases": 0.0}, {"leases": 1.0}]),
     ]
     for at, each in enumerate(wrong):
         assert held(load.claims(pressure, each)) == [other != at for other in range(5)]
+    dead = figures(of="without disconnects", delivered_tokens_per_s=0.0)
+    assert held(load.claims(pressure, dead)) == [True, True, False, True, True]
+
+
+@pytest.mark.parametrize(("late", "rate"), [(1e9, 40.0), (-1e9, 0.0)])
+def test_only_short_requests_in_time_count_as_offered(
+    monkeypatch: pytest.MonkeyPatch, late: float, rate: float
+) -> None:
+    """Streams that are refused connect again and again: they would hide that others are missing."""
+    monkeypatch.setattr(load, "engine_of", Process)
+    monkeypatch.setattr(load, "LATE_SECONDS", late)
+    pressure = load.Pressure(streams=4, connections=40.0, stream_tokens=2, short_tokens=1)
+    with serving(lambda path, body: Reply(streamed([1, 2], 1))) as stub:
+        server: Any = SimpleNamespace(url=stub.url, pid=os.getpid())
+        phase = asyncio.run(load._load(server, pressure, 0.0, 0.5, 1, lambda what, steps=0: None))
+    assert phase.short_per_s == rate
+    assert len(phase.answers) >= 4 + 20
 
 
 def test_chats_must_be_offered_and_not_slow_the_streams() -> None:

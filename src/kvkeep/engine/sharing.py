@@ -17,7 +17,7 @@ from ..schema import Schema
 from .request import RequestState
 
 MOST_LEADERS = 4
-"""So many requests may compute for one in turn, if each ends early; then it computes by itself."""
+"""So many requests may compute for one in turn, each once; then it computes by itself."""
 PATIENCE_SECONDS = 1.0
 """Without progress of the request that computes."""
 
@@ -40,29 +40,32 @@ class Sharing:
         self._page = schema.page_tokens
         self._snapshots = any(group.working for group in schema.groups)
         self._following: dict[RequestState, Following] = {}
-        self._led: dict[RequestState, int] = {}  # requests that have computed for it so far
+        self._leaders: dict[RequestState, list[RequestState]] = {}  # that it has waited for so far
 
     def waits(self, seq: RequestState, running: Iterable[RequestState]) -> bool:
         """Whether one of ``running`` computes pages now that ``seq`` would compute, too."""
         if (one := self._following.get(seq)) and self._goes_on(one):
             return True
         self._following.pop(seq, None)
-        if seq.request.prompt_logprobs or self._led.get(seq, 0) >= MOST_LEADERS:
+        before = self._leaders.get(seq, [])
+        if seq.request.prompt_logprobs or len(before) >= MOST_LEADERS:
             return False
         for leader in running:
             lease = leader.lease
-            if lease and self._leads(leader, lease) and self._alike(seq, leader):
+            if leader in before or lease is None or not self._leads(leader, lease):
+                continue
+            if self._alike(seq, leader):
                 pages = self._shared(seq, leader, lease)
                 if pages > lease.pages:
                     self._following[seq] = Following(leader, pages, lease.pages)
-                    self._led[seq] = self._led.get(seq, 0) + 1
+                    self._leaders[seq] = [*before, leader]
                     return True
         return False
 
     def forget(self, seq: RequestState) -> None:
         """A request was admitted, or is gone."""
         self._following.pop(seq, None)
-        self._led.pop(seq, None)
+        self._leaders.pop(seq, None)
 
     def _goes_on(self, one: Following) -> bool:
         lease, now = one.leader.lease, time.monotonic()
@@ -74,8 +77,9 @@ class Sharing:
 
     @staticmethod
     def _leads(leader: RequestState, lease: Lease) -> bool:
-        """It computes known tokens, and others will find them."""
-        return not leader.decoding and not lease.detached and not lease.released
+        """It computes known tokens that are not in the cache, and others will find them."""
+        anew = leader.request.prompt_logprobs  # whatever the cache has
+        return not (leader.decoding or anew or lease.detached or lease.released)
 
     def _alike(self, seq: RequestState, leader: RequestState) -> bool:
         """They share a page, at least."""

@@ -23,7 +23,7 @@ from ...demo.process import Server
 from ...demo.run import TARGET
 from ..serving.answers import Answer
 from ..serving.client import LEFT, Call, Client, Target, clock, connected
-from ..serving.figures import Spread, spread
+from ..serving.figures import Spread, per, spread
 from ..serving.plots import Line, Panel, draw
 from ..serving.prompts import IdSource
 from ..serving.running import Outputs, until
@@ -32,7 +32,8 @@ from .processes import Process, engine_of, slope
 from .repeating import VOCABULARY
 from .trial import SILENCE, Claim, Tell, conclude, progress, servers
 
-OFFERED = 0.95  # of the rate of connections, or the client was too slow
+OFFERED = 0.95  # of the rate of short requests, or the client was too slow
+LATE_SECONDS = 1.0  # with which a short request was not sent in time
 GOODPUT = 0.9  # with disconnects / without, in tokens that clients got
 GROWTH = 1.0  # MiB a minute, of server and engine together
 SLOPE_SECONDS = 120.0  # of load, to tell a slope from what every start takes
@@ -72,6 +73,7 @@ class Phase:
     """What a load brought."""
 
     seconds: float
+    short_per_s: float  # short requests that the client sent in time
     answers: list[Answer]
     samples: list[Sample]
     busy: dict[str, float]  # processor seconds of server, engine and client
@@ -98,7 +100,8 @@ def run(pressure: Pressure, outputs: Outputs) -> bool:
         last = asyncio.run(_load(calm, pressure, 0.0, half, 3, tell))
         after = [_given_back(*pair) for pair in zip((calm, rough), before, strict=True)]
     busy = {name: first.busy[name] + last.busy[name] for name in first.busy}
-    quiet = Phase(first.seconds + last.seconds, first.answers + last.answers, [], busy)
+    short = min(first.short_per_s, last.short_per_s)
+    quiet = Phase(first.seconds + last.seconds, short, first.answers + last.answers, [], busy)
     figures = {
         "without disconnects": _figures(quiet),
         "with disconnects": _figures(middle),
@@ -123,7 +126,9 @@ async def _load(
     used = {name: each.cpu_seconds for name, each in every.items()}
     answers: list[Answer] = []
     samples: list[Sample] = []
-    begin = clock()
+    short = max(1, round(pressure.connections * seconds))
+    dues = np.sort(random.uniform(0, seconds, short))  # a Poisson process of so many
+    in_time, begin = 0, clock()
 
     usual = dict.fromkeys((pressure.stream_tokens, pressure.short_tokens), 1.0)  # seconds it took
 
@@ -144,6 +149,11 @@ async def _load(
             if answer.error not in ("", LEFT):
                 await asyncio.sleep(0.1)  # as a client does that was refused
 
+    async def ask(client: Client, due: float) -> None:
+        nonlocal in_time
+        in_time += clock() - due < LATE_SECONDS
+        await send(client, pressure.short_tokens)
+
     async def sample() -> None:
         for second in count():
             now = clock() - begin
@@ -157,13 +167,12 @@ async def _load(
         async with asyncio.TaskGroup() as group:
             for _ in range(pressure.streams):
                 group.create_task(stream(client))
-            due = begin
-            while (due := due + random.exponential(1 / pressure.connections)) < begin + seconds:
-                await until(due)
-                group.create_task(send(client, pressure.short_tokens))
+            for due in dues.tolist():
+                await until(begin + due)
+                group.create_task(ask(client, begin + due))
         sampling.cancel()
     busy = {name: each.cpu_seconds - used[name] for name, each in every.items()}
-    return Phase(clock() - begin, answers, samples, busy)
+    return Phase(clock() - begin, in_time / seconds, answers, samples, busy)
 
 
 def _held(server: Server) -> dict[str, float]:
@@ -194,6 +203,7 @@ def _figures(phase: Phase) -> dict[str, Any]:
         "seconds": phase.seconds,
         "connections": len(phase.answers),
         "connections_per_s": len(phase.answers) / phase.seconds,
+        "short_per_s": phase.short_per_s,
         "completed": len(good),
         "errors": dict(Counter(answer.error for answer in phase.answers if answer.error)),
         "messages": {answer.error: answer.message for answer in phase.answers if answer.error},
@@ -226,8 +236,8 @@ def claims(pressure: Pressure, figures: dict[str, Any]) -> list[Claim]:
     calm, rough = figures["without disconnects"], figures["with disconnects"]
     errors = Counter(calm["errors"]) + Counter(rough["errors"])
     bad = {kind: n for kind, n in errors.items() if kind not in ALLOWED}
-    rates = [one["connections_per_s"] for one in (calm, rough)]
-    ratio = rough["delivered_tokens_per_s"] / calm["delivered_tokens_per_s"]
+    rates = [one["short_per_s"] for one in (calm, rough)]
+    ratio = per(rough["delivered_tokens_per_s"], calm["delivered_tokens_per_s"]) or 0.0
     memory, held = figures["memory"], figures["held"]
     wanted = OFFERED * pressure.connections
     brief = pressure.seconds < SLOPE_SECONDS
@@ -241,7 +251,7 @@ def claims(pressure: Pressure, figures: dict[str, Any]) -> list[Claim]:
     return [
         Claim(f"no failures but 429 and those who hung up: {bad or 'none'}", not bad),
         Claim(
-            f"beside {pressure.streams} streams, {min(rates):.1f} >= {wanted:g} connections a "
+            f"beside {pressure.streams} streams, {min(rates):.1f} >= {wanted:g} short requests a "
             f"second, prompts of {pressure.prompt_tokens} tokens",
             min(rates) >= wanted,
         ),
@@ -260,7 +270,7 @@ def claims(pressure: Pressure, figures: dict[str, Any]) -> list[Claim]:
 
 def _show(figures: dict[str, Any]) -> None:
     both = [figures[name] for name in ("without disconnects", "with disconnects")]
-    rates = ("connections_per_s", "delivered_tokens_per_s", "completed_tokens_per_s")
+    rates = ("connections_per_s", "short_per_s", "delivered_tokens_per_s", "completed_tokens_per_s")
     names = ("connections", "completed", *rates)
     lines = [[name.replace("_", " "), *(number(one[name], 1) for one in both)] for name in names]
     for name in ("ttft_ms", "latency_ms"):

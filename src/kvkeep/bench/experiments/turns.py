@@ -185,7 +185,7 @@ def claims(rounds: dict[str, list[dict[str, Any]]]) -> list[Claim]:
     first = [(on["mean_ttft_ms"], off["mean_ttft_ms"]) for on, off in pairs]
     lower = sum(on < off for on, off in first if on is not None and off is not None)
     hits = [[one["hit_rate"] or 0.0 for one in rounds[side][1:]] for side in (ON, OFF)]
-    ratio = _speed(rounds[ON]) / _speed(rounds[OFF])
+    ratio = per(_speed(rounds[ON]), _speed(rounds[OFF])) or 0.0
     spans = [f"{min(each):.2f} to {max(each):.2f}" for each in hits]
     return [
         Claim(f"{failed} requests failed", failed == 0),
