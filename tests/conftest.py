@@ -5,6 +5,7 @@ Fixtures import what they need: tests of a GPU run where little is installed.
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import threading
@@ -39,6 +40,22 @@ with suppress(ImportError):  # what needs a GPU is tested where little is instal
     # For who asks whether a test fails, not where: shrinking may take minutes.
     settings.register_profile("verdict", settings.get_profile("same"), phases=[Phase.generate])
     settings.load_profile("same")
+
+
+def pytest_configure() -> None:
+    """While modules are imported, garbage collections find nothing."""
+    gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """What is there now stays: collections need not look at it again."""
+    gc.freeze()
+    gc.enable()
+
+
+def pytest_unconfigure() -> None:
+    gc.unfreeze()  # libraries clean up at exit
+    gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

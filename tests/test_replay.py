@@ -23,7 +23,10 @@ from kvkeep import cli
 from kvkeep.core.policy import Policy
 from kvkeep.engine.config import GIB, EngineConfig
 from kvkeep.engine.sizing import device_slots, host_slots
+from kvkeep.models import state_sizes
 from kvkeep.models.state_sizes import read_groups
+from kvkeep.models.target.hf import survey_config
+from kvkeep.models.target.survey import Inventory
 from kvkeep.schema import ConfigError, Identity, Key, Schema
 from kvkeep.sim import plot, run
 from kvkeep.sim.plan import read_plan
@@ -50,6 +53,17 @@ def real(name: str) -> Trace:
 def replayed(name: str, capacity: Capacity, policy: Policy | None = None) -> Result:
     """Of a real trace. Many tests compare with the same replay, which takes seconds."""
     return replay(real(name), capacity, policy)
+
+
+@pytest.fixture(autouse=True)
+def _surveyed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many tests plan for the same few models, and a survey of one takes a second."""
+    monkeypatch.setattr(state_sizes, "survey_config", lambda config: surveyed(json.dumps(config)))
+
+
+@cache
+def surveyed(config: str) -> Inventory:
+    return survey_config(json.loads(config))
 
 
 @pytest.fixture
@@ -192,7 +206,7 @@ def test_random_traces_in_three_tiers(tmp_path: Path) -> None:
     """Prompts have at most 12 pages: each fits the device, the share of the host that storage is
     read into, and what storage holds more than the host."""
     rng = random.Random(9)
-    for _ in range(8):
+    for _ in range(4):
         trace = read_trace([write(tmp_path / "t.jsonl", tree_walks(rng, 120))])
         for capacities in ((12, 24, 36), (14, 30, 60)):
             assert counted(replay(trace, Capacity(*capacities))) == nested_lru(trace, *capacities)

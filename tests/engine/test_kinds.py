@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
 from rig import Pair, Rig, prompt, save_tokenizer
 from tiny_models import KINDS, save_draft, save_target
 
-PAGE, PROMPT, NEW, FEW = 8, prompt(100), 16, 8
+PAGE, PROMPT, NEW, FEW = 8, prompt(100), 10, 6
 HIT = 96  # tokens of whole pages, one token left to compute
 CHUNKS = (17, 512, 5)  # 5: chunks that end within a page, and that cross into the next
 CASES = [
@@ -17,18 +19,26 @@ CASES = [
 ]  # each kind with one chunk size, with or without draft; test_families has chunks of one token
 
 
-def make_pair(kind: str, root: Path) -> Pair:
-    family, options = KINDS[kind]
-    pair = Pair(save_target(root / "target", family, **options), save_draft(root / "draft"))
-    save_tokenizer(pair.target)
-    return pair
+@pytest.fixture(scope="module")
+def make_pair(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pair]:
+    """Models of a kind."""
+
+    @cache
+    def make(kind: str) -> Pair:
+        root = tmp_path_factory.mktemp(kind)
+        family, options = KINDS[kind]
+        pair = Pair(save_target(root / "target", family, **options), save_draft(root / "draft"))
+        save_tokenizer(pair.target)
+        return pair
+
+    return make
 
 
 @pytest.mark.parametrize(("kind", "chunk", "draft"), CASES)
 def test_a_prefix_comes_back_from_every_tier(
-    kind: str, chunk: int, draft: bool, tmp_path: Path
+    make_pair: Callable[[str], Pair], kind: str, chunk: int, draft: bool, tmp_path: Path
 ) -> None:
-    pair = make_pair(kind, tmp_path)
+    pair = make_pair(kind)
     options = {
         "draft": draft,
         "page_size": PAGE,
@@ -57,10 +67,10 @@ def test_a_prefix_comes_back_from_every_tier(
 
 @pytest.mark.parametrize(("kind", "chunk", "draft"), CASES)
 def test_what_is_partly_lost_shortens_a_hit_and_changes_no_token(
-    kind: str, chunk: int, draft: bool, tmp_path: Path
+    make_pair: Callable[[str], Pair], kind: str, chunk: int, draft: bool
 ) -> None:
     """Evicts pages of one group after another, from the device, then from both memory tiers."""
-    pair = make_pair(kind, tmp_path)
+    pair = make_pair(kind)
     with Rig(pair, draft=draft, page_size=PAGE, chunked_prefill_size=chunk) as rig:
         cold = rig.ask(PROMPT, FEW)
         residency = rig.engine.cache.residency
@@ -77,8 +87,8 @@ def test_what_is_partly_lost_shortens_a_hit_and_changes_no_token(
 
 
 @pytest.mark.parametrize("kind", ["gemma3", "mistral", "deepseek-v3", "qwen3-next"])
-def test_a_full_device_changes_no_token(kind: str, tmp_path: Path) -> None:
-    pair = make_pair(kind, tmp_path)
+def test_a_full_device_changes_no_token(make_pair: Callable[[str], Pair], kind: str) -> None:
+    pair = make_pair(kind)
     prompts = [PROMPT[: 30 + 7 * i] + prompt(20, seed=i) for i in range(6)]
     with Rig(pair, page_size=PAGE) as rig:
         roomy = rig.run(*[rig.send(one, 24) for one in prompts])

@@ -21,7 +21,7 @@ from kvkeep.engine.grammar import _COMPILERS
 from kvkeep.engine.messages import Failed, Grammar
 from kvkeep.models.tokenizer import load_tokenizer
 
-NEW = 40
+NEW = 28
 PROMPT = 17 * demo_prompts()["period-64"][3][:19]  # so that answers repeat tokens, too
 EOS = 1
 LETTERS = Grammar("regex", r"[a-zA-Z ();:']{20,60}")

@@ -20,6 +20,12 @@ RECORD = 24576  # bytes of a page on the host
 PROMPTS = [[*prompt(32, i % 3), *prompt(40 + 17 * i % 90, i)] for i in range(COUNT)]
 
 
+@pytest.fixture(scope="module")
+def expected(tiny: Pair) -> list[list[int]]:
+    with Rig(tiny, draft=False, host_bytes=0) as rig:
+        return [rig.ask(tokens, NEW).tokens for tokens in PROMPTS]
+
+
 @pytest.mark.parametrize(
     "options",
     [
@@ -29,9 +35,7 @@ PROMPTS = [[*prompt(32, i % 3), *prompt(40 + 17 * i % 90, i)] for i in range(COU
     ],
     ids=str,
 )
-def test_all_finish_alike(tiny: Pair, options: dict[str, str]) -> None:
-    with Rig(tiny, draft=False, host_bytes=0) as rig:
-        expected = [rig.ask(tokens, NEW).tokens for tokens in PROMPTS]
+def test_all_finish_alike(tiny: Pair, options: dict[str, str], expected: list[list[int]]) -> None:
     with Rig(tiny, device_tokens=512, host_bytes=60 * RECORD, **options) as rig:
         for _ in range(2):  # the second time, there are hits on the host
             names = [rig.send(tokens, NEW) for tokens in PROMPTS]
