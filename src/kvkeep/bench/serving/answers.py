@@ -50,10 +50,11 @@ class Answer:
 class _Message(msgspec.Struct):
     content: str | None = None
     reasoning_content: str | None = None
+    reasoning: str | None = None  # vLLM's newer name
 
     @property
     def text(self) -> str:
-        return (self.reasoning_content or "") + (self.content or "")
+        return (self.reasoning_content or self.reasoning or "") + (self.content or "")
 
 
 class _MetaInfo(msgspec.Struct):  # SGLang's
