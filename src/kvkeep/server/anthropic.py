@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import uuid
 from collections.abc import AsyncGenerator, Sequence
@@ -124,6 +123,7 @@ class CountRequest(Tolerant):
     thinking: dict[str, Any] | None = None  # no effect: the template says whether a model thinks
     stop_sequences: list[str] = Field(default_factory=list)
     stream: bool = False
+    n: Literal[1] = 1  # a message is one answer
 
     def translated(self) -> ChatRequest:
         """The same as a chat."""
@@ -186,13 +186,14 @@ class MessageAnswer:
                     self._said.finish()
                 else:
                     self._said.push(reply.text, reply.tokens)
-        said, blocks = self._said, []
+        said = self._said
+        blocks: list[dict[str, Any]] = []
         if thoughts := "".join(said.reasoning):
             blocks.append({"type": "thinking", "thinking": thoughts, "signature": ""})
         if text := "".join(said.content):
             blocks.append({"type": "text", "text": text})
         for call in said.calls:
-            given = json.loads("".join(call.arguments))
+            given = msgspec.Raw("".join(call.arguments).encode())  # JSON that is sent as it is
             blocks.append({"type": "tool_use", "id": call.id, "name": call.name, "input": given})
         return msgspec.json.encode(self._message(blocks, self._reason(reason)))
 
