@@ -141,6 +141,13 @@ async def test_a_conversation_with_tools(engine: FakeEngine) -> None:
         assert count == {"input_tokens": len(prompt_of(engine))}
 
 
+@pytest.mark.parametrize("name", ["stop_sequences", "stop"])
+async def test_stop_sequences(http: httpx.AsyncClient, engine: FakeEngine, name: str) -> None:
+    """Also by the name that chats have for them."""
+    assert (await http.post(MESSAGES, json=ASK | {name: ["END"]})).status_code == 200
+    assert engine.generates()[-1].sampling.stop == ("END",)
+
+
 @pytest.mark.parametrize(
     ("choice", "forced"),
     [({"type": "any"}, True), ({"type": "tool", "name": "get"}, True), ({"type": "auto"}, False),

@@ -131,7 +131,8 @@ class CountRequest(Tolerant):
         given = dict(self.model_extra or {})
         given["messages"] = [{"role": "system", "content": system}] if system else []
         given["messages"] += [one for turn in self.messages for one in turn.translated()]
-        given |= {"model": self.model, "stream": self.stream, "stop": self.stop_sequences}
+        given |= {"model": self.model, "stream": self.stream}
+        given["stop"] = self.stop_sequences or given.get("stop")
         given["tools"] = [tool.translated() for tool in self.tools]
         choice = self.tool_choice
         named = {"type": "function", "function": {"name": choice.name}}
