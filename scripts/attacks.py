@@ -133,11 +133,12 @@ class Attacks:
         return await self.each(12, 6, one)
 
     async def large_json(self) -> Statuses:
-        """As large as a body may be, and of many small values, or of huge ones."""
+        """As large as a body may be, and of many small values, also wrong ones, or of huge ones."""
         size = 31 * MIB
         bodies = [
             b'{"prompt":[%s1]}' % (b"1," * (size // 2)),
             b'{"prompt":"a","user":[%s{}]}' % (b"{}," * (size // 3)),
+            b'{"prompt":"a","rid":[%s{}]}' % (b"{}," * 1_000_000),
             b'{"prompt":"a","metadata":{%s"b":0}}' % (b'"a":[],' * (size // 7)),
             b'{"prompt":"a","stop":[%s""]}' % (b'"x",' * 1_000_000),
             b'{"prompt":"%s"}' % (b"a b, " * (size // 5)),

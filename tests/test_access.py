@@ -218,6 +218,14 @@ class TestIds:
             "WARNING:kvkeep:-: of none",
         ]
 
+    async def test_a_path_is_no_line_of_the_log(
+        self, http: httpx.AsyncClient, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        with caplog.at_level(logging.INFO, "kvkeep"):
+            await http.get("/a%0AERROR:kvkeep:-: all is lost")
+        (line,) = (each.getMessage() for each in caplog.records if each.name.endswith("access"))
+        assert line.startswith("GET /a%0AERROR%3Akvkeep")
+
     async def test_it_aborts_a_request(self, http: httpx.AsyncClient, engine: FakeEngine) -> None:
         engine.held = True
         headers = {"x-request-id": "mine"}

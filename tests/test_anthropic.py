@@ -68,6 +68,16 @@ async def test_why_it_ends(
     assert (await http.post(MESSAGES, json=ASK | fields)).json()["stop_reason"] == reason
 
 
+async def test_arguments_are_sent_as_the_model_wrote_them(
+    http: httpx.AsyncClient, engine: FakeEngine
+) -> None:
+    """Half a surrogate pair is valid JSON, and no text that could be encoded again."""
+    given = '{"x": "\\ud800", "y": 1e999}'
+    engine.script = CALL.replace('{"x": 1}', given)
+    answer = await http.post(MESSAGES, json=ASK | {"tools": [GET]})
+    assert f'"input":{given}' in answer.text
+
+
 @pytest.mark.parametrize("stride", [1, 999])
 async def test_events_in_order(http: httpx.AsyncClient, engine: FakeEngine, stride: int) -> None:
     engine.script, engine.stride = f"<think>hm</think>I look.\n{CALL}\n{CALL}", stride
@@ -131,6 +141,13 @@ async def test_a_conversation_with_tools(engine: FakeEngine) -> None:
         assert count == {"input_tokens": len(prompt_of(engine))}
 
 
+@pytest.mark.parametrize("name", ["stop_sequences", "stop"])
+async def test_stop_sequences(http: httpx.AsyncClient, engine: FakeEngine, name: str) -> None:
+    """Also by the name that chats have for them."""
+    assert (await http.post(MESSAGES, json=ASK | {name: ["END"]})).status_code == 200
+    assert engine.generates()[-1].sampling.stop == ("END",)
+
+
 @pytest.mark.parametrize(
     ("choice", "forced"),
     [({"type": "any"}, True), ({"type": "tool", "name": "get"}, True), ({"type": "auto"}, False),
@@ -157,6 +174,7 @@ async def test_choice_of_tools(
          "invalid_request_error", "messages"),
         ({"tools": [{"type": "web_search_20250305", "name": "w"}]}, 400, "invalid_request_error",
          "tools"),
+        ({"n": 2}, 400, "invalid_request_error", "n: Input should be 1"),
         ({"lora_path": "x"}, 400, "invalid_request_error", "lora_path is not supported"),
     ],
 )  # fmt: skip

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import threading
 from typing import Any
 
 import httpx
 import pytest
 from fake_engine import FakeEngine
 from fastapi import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.types import Message
 
 from kvkeep.server import large
 from kvkeep.server.parse_json import count
@@ -80,6 +84,27 @@ def test_a_process_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(HTTPException) as error:
             large.parse(b"{}")
         assert error.value.status_code == 503
+
+
+async def test_a_body_whose_client_is_gone_is_not_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
+    parsed: list[bytes] = []
+    monkeypatch.setattr(large, "parse", parsed.append)
+    free = threading.Event()
+    another = large._one.submit(free.wait)
+    came: list[Message] = [{"type": "http.disconnect"}, {"type": "http.request", "body": b"{}"}]
+
+    async def receive() -> Message:
+        return came.pop()
+
+    try:
+        with pytest.raises(ClientDisconnect):
+            async with asyncio.timeout(10):
+                await large._Request({"type": "http"}, receive).json()
+    finally:
+        free.set()
+    another.result()
+    large._one.submit(int).result()
+    assert parsed == []
 
 
 async def test_endpoints_answer_as_with_small_bodies(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -12,19 +13,25 @@ from typing import Any
 import httpx
 import pytest
 from fake_engine import FakeEngine, FakeTokenizer
+from pydantic import BaseModel, ValidationError
+from starlette.types import Message, Receive, Scope, Send
 
 from kvkeep.engine.client import EngineClient
 from kvkeep.engine.config import EngineConfig
 from kvkeep.server import limits
+from kvkeep.server.anthropic import MessagesRequest
 from kvkeep.server.app import create_app
 from kvkeep.server.config import ApiConfig, ServerConfig
 from kvkeep.server.limits import (
     MOST_LEVELS,
     MOST_MESSAGES,
     MOST_NAME,
+    MOST_OBJECTS,
     MOST_STOP,
     is_deeper,
 )
+from kvkeep.server.native import NativeRequest
+from kvkeep.server.protocol import ChatRequest, CompletionRequest, TokenizeRequest
 
 pytestmark = pytest.mark.anyio
 
@@ -127,6 +134,21 @@ class TestBodies:
             answer = await http.post(COMPLETIONS, content=slow(), headers=JSON)
             assert answer.status_code == status
 
+    async def test_a_slow_server_is_no_slow_client(self) -> None:
+        """What has come is taken, though the time was over before the server could look."""
+
+        async def late(scope: Scope, receive: Receive, send: Send) -> None:
+            time.sleep(0.02)
+            assert (await receive())["body"] == b"all"
+
+        async def receive() -> Message:
+            return {"type": "http.request", "body": b"all"}
+
+        async def send(message: Message) -> None: ...
+
+        config = ApiConfig(body_timeout=0.01)
+        await limits.BodyLimits(late, config)({"type": "http", "headers": []}, receive, send)
+
     async def test_a_slow_answer_is_waited_for(
         self, http: httpx.AsyncClient, engine: FakeEngine
     ) -> None:
@@ -184,7 +206,7 @@ WIDE = [  # path, body, param, part of the message
     (COMPLETIONS, {"prompt": "a", "cache_salt": "x" * (MOST_NAME + 1)}, "cache_salt", "at most"),
     (COMPLETIONS, {"prompt": "a", "extra_key": "x" * (MOST_NAME + 1)}, "extra_key", "at most"),
     (COMPLETIONS, {"prompt": "a", "model": "x" * (MOST_NAME + 1)}, "model", "at most"),
-    (CHAT, {"messages": [{}] * (MOST_MESSAGES + 1)}, "messages", "at most 10000"),
+    (COMPLETIONS, {"prompt": "a", "rid": ["x"] * 4}, "rid", "at most 3 are allowed"),
 ]  # fmt: skip
 
 
@@ -197,6 +219,52 @@ async def test_wide_requests(
     assert answer.json()["error"]["param"] == param
     assert text in answer.json()["error"]["message"]
     assert not engine.received
+
+
+ASKED = {"messages": [], "max_tokens": 1}
+BAD = [{}] * 9
+WRONG: list[tuple[type[BaseModel], dict[str, Any]]] = [
+    (ChatRequest, {"messages": BAD}),
+    (ChatRequest, {"messages": [{"role": "user", "content": BAD}] * 9}),
+    (ChatRequest, {"messages": [{"role": "assistant", "tool_calls": BAD}]}),
+    (ChatRequest, {"messages": [], "tools": BAD}),
+    (CompletionRequest, {"prompt": "a", "rid": BAD}),
+    (CompletionRequest, {"prompt": "a", "logit_bias": {str(token): "x" for token in range(9)}}),
+    (CompletionRequest, {"prompt": BAD}),
+    (TokenizeRequest, {"prompt": BAD}),
+    (NativeRequest, {"text": BAD}),
+    (NativeRequest, {"input_ids": BAD}),
+    (NativeRequest, {"rid": BAD}),
+    (MessagesRequest, ASKED | {"messages": BAD}),
+    (MessagesRequest, ASKED | {"messages": [{"role": "user", "content": BAD}] * 9}),
+    (MessagesRequest, ASKED | {"system": BAD}),
+    (MessagesRequest, ASKED | {"tools": BAD}),
+    (MessagesRequest, ASKED | {"stop_sequences": BAD}),
+]
+
+
+@pytest.mark.parametrize(("kind", "body"), WRONG, ids=lambda x: str(x)[:60])
+def test_a_list_is_refused_at_its_first_wrong_item(
+    kind: type[BaseModel], body: dict[str, Any]
+) -> None:
+    """A megabyte of wrong ones stopped the event loop for 11 seconds to report all of them."""
+    with pytest.raises(ValidationError) as refused:
+        kind.model_validate(body)
+    assert refused.value.error_count() < 9
+
+
+def test_messages_may_not_be_too_many() -> None:
+    ChatRequest.model_validate({"messages": HELLO * MOST_MESSAGES})
+    with pytest.raises(ValidationError, match="at most 10000 items"):
+        ChatRequest.model_validate({"messages": HELLO * (MOST_MESSAGES + 1)})
+
+
+def test_messages_may_not_have_too_many_objects() -> None:
+    parts = [{"type": "text", "text": "a"}] * (MOST_OBJECTS - 1)
+    ChatRequest.model_validate({"messages": [{"role": "user", "content": parts}]})
+    several = [{"role": "user", "content": part} for part in ([*parts, *parts[:1]], [])]
+    with pytest.raises(ValidationError, match="messages has more than 30000 objects"):
+        ChatRequest.model_validate({"messages": several})
 
 
 async def test_as_much_as_is_allowed(http: httpx.AsyncClient) -> None:

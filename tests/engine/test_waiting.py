@@ -11,7 +11,7 @@ import pytest
 from rig import Pair, Rig, prompt
 
 from kvkeep.engine.core import _MESSAGES
-from kvkeep.engine.messages import Failed, Generate, Sampling
+from kvkeep.engine.messages import Abort, Ask, Failed, Figures, Generate, Reply, Sampling
 from kvkeep.engine.request import RequestState
 from kvkeep.engine.waiting import WaitingLine
 
@@ -146,6 +146,29 @@ def test_a_flood_of_requests_holds_up_no_step(tiny: Pair) -> None:
             assert len(rig.answers[first].tokens) == had + 1
             assert len(rig.engine.scheduler.waiting) <= turn * _MESSAGES
         assert all(isinstance(answer.finished.reason, str) for answer in rig.run(*names))
+        rig.check_idle()
+
+
+def test_a_flood_that_was_aborted_holds_up_nobody(tiny: Pair) -> None:
+    """``/health`` waited for the turns of 3,000 messages, each with a step: 25 seconds."""
+    with Rig(tiny, draft=False, max_running=2) as rig:
+        first = rig.send(prompt(10), 40)
+        while not rig.answers[first].tokens:
+            rig.engine.turn()
+        replies: list[Reply] = []
+        rig.engine.listen(replies.append)
+        for name in [rig.send([3], 1) for _ in range(8 * _MESSAGES)]:
+            rig.engine.send(Abort(name))
+        rig.engine.send(Ask("health"))
+        for _ in range(2):
+            rig.engine.send(Generate(id="next", tokens=[3], sampling=Sampling(max_tokens=1)))
+        rig.engine.turn()
+        figures, refused, *_ = replies
+        assert isinstance(figures, Figures)
+        assert isinstance(refused, Failed)
+        assert "in use" in refused.message
+        for name in (first, "next"):
+            rig.engine.send(Abort(name))
         rig.check_idle()
 
 

@@ -7,6 +7,7 @@ the requests involved and nothing else; the thread goes on serving.
 from __future__ import annotations
 
 import heapq
+import itertools
 import logging
 import queue
 import random
@@ -49,7 +50,7 @@ log = logging.getLogger(__name__)
 
 _IDLE_SECONDS = 0.05  # longest wait between ticks while no request is known
 _BUSY_SECONDS = 0.005  # ... while transfers are in flight; one that lands ends the wait
-_MESSAGES = 32  # handled before each step
+_MESSAGES = 32  # handled before each step, besides those that overtake others
 _PREFILL_TOKENS = 128  # shorter prefills are not representative of prefill speed
 
 
@@ -91,6 +92,7 @@ class Engine:
         self._seeds = random.Random(config.seed)
         self._grammars = Grammars(parts.tokenizer, parts.info.vocab_size)
         self._inbox: queue.SimpleQueue[Request | None] = queue.SimpleQueue()  # None: just wake up
+        self._arrived: dict[str, Request] = {}  # by id: taken from the inbox, not handled yet
         self.cache.listen(lambda: self._inbox.put(None))
         self._reply: Callable[[Reply], None] = lambda _: None
         self._stepped = False  # the last turn ran a step
@@ -135,9 +137,9 @@ class Engine:
             self._thread.join()
         closed = Closed("the engine was closed")
         self._fail_all(closed)
-        while not self._inbox.empty():
-            if message := self._inbox.get():
-                self._refuse(message.id, closed)
+        self._sort()
+        while self._arrived:
+            self._refuse(self._arrived.popitem()[0], closed)
         self.cache.close(max(0.0, end - time.monotonic()))
 
     def _run(self) -> None:
@@ -222,17 +224,36 @@ class Engine:
     def _receive(self) -> None:
         """Handle queued messages, some per turn, so that a flood of them holds up no step.
 
-        Waits briefly for one if there is nothing to compute."""
+        Questions and aborts overtake others: a question is answered in its turn, and a request
+        whose abort has come costs nothing. Waits briefly if there is nothing to compute."""
         wait = _IDLE_SECONDS
-        if self._stepped:
+        if self._stepped or self._arrived:
             wait = 0.0
         elif self._sequences or not self.cache.idle:
             wait = _BUSY_SECONDS
+        self._sort(wait)
+        for name in list(itertools.islice(self._arrived, _MESSAGES)):
+            self._handle(self._arrived.pop(name))
+
+    def _sort(self, wait: float = 0.0) -> None:
+        """Take what is in the inbox, after up to ``wait`` seconds; handle what overtakes others."""
         try:
-            for _ in range(_MESSAGES):
-                if message := self._inbox.get(block=wait > 0, timeout=wait or None):
-                    self._handle(message)
+            for _ in range(max(1, self._inbox.qsize())):
+                message = self._inbox.get(block=wait > 0, timeout=wait or None)
                 wait = 0.0
+                match message:
+                    case None:
+                        pass
+                    case Ask():
+                        self._handle(message)
+                    case Abort() if message.id in self._arrived:
+                        del self._arrived[message.id]
+                    case Abort():
+                        self._handle(message)
+                    case _ if message.id in self._arrived:
+                        self._refuse(message.id, RequestError(f"id {message.id!r} is in use"))
+                    case _:
+                        self._arrived[message.id] = message
         except queue.Empty:
             return
 

@@ -8,6 +8,7 @@ import re
 import time
 import uuid
 from collections.abc import Callable
+from urllib.parse import quote
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
@@ -97,5 +98,6 @@ class Requests:
         finally:
             self._count(scope["path"], status)
             seconds = time.perf_counter() - begin
-            logger.info("%s %s: %d in %.3f s", scope["method"], scope["path"], status, seconds)
+            path = quote(scope["path"])  # it might have lines of its own
+            logger.info("%s %s: %d in %.3f s", scope["method"], path, status, seconds)
             logs.request.reset(token)

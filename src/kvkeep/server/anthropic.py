@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import uuid
 from collections.abc import AsyncGenerator, Sequence
@@ -21,19 +20,19 @@ from .answers import Replies
 from .dialects import Dialects
 from .errors import describe, in_anthropics_schema
 from .large import LargeBodies
-from .limits import MOST_MESSAGES
+from .limits import MOST_MESSAGES, Many
 from .logprobs import Spell
 from .protocol import ChatRequest, Name, StreamOptions, TextPart, Tolerant
 from .service import Service, while_connected
 from .speech import Dialect, Part
-from .tools import ToolName
+from .tools import MOST_TOOLS, ToolName
 from .voice import Said
 
 logger = logging.getLogger(__name__)
 
 _LOOSE = ConfigDict(strict=True, allow_inf_nan=False, extra="ignore")
 
-Texts = str | list[TextPart]
+Texts = str | Many[TextPart]
 
 
 class Block(BaseModel):
@@ -57,7 +56,7 @@ class Turn(BaseModel):
     model_config = _LOOSE
 
     role: Literal["user", "assistant", "system"]
-    content: str | list[Block]
+    content: str | Many[Block]
 
     def translated(self) -> list[dict[str, Any]]:
         """The same as messages of OpenAI's: results of tools are messages of their own."""
@@ -117,13 +116,14 @@ class CountRequest(Tolerant):
     """Body of ``POST /v1/messages/count_tokens``. Fields of chats that are not here are theirs."""
 
     model: Name | None = None  # None: the served model
-    messages: list[Turn] = Field(max_length=MOST_MESSAGES)
+    messages: Many[Turn] = Field(max_length=MOST_MESSAGES)
     system: Texts = ""
-    tools: list[UsableTool] = Field(default_factory=list)
+    tools: Many[UsableTool] = Field(default_factory=list, max_length=MOST_TOOLS)
     tool_choice: Choice = Choice(type="auto")
     thinking: dict[str, Any] | None = None  # no effect: the template says whether a model thinks
-    stop_sequences: list[str] = Field(default_factory=list)
+    stop_sequences: Many[str] = Field(default_factory=list)
     stream: bool = False
+    n: Literal[1] = 1  # a message is one answer
 
     def translated(self) -> ChatRequest:
         """The same as a chat."""
@@ -131,7 +131,8 @@ class CountRequest(Tolerant):
         given = dict(self.model_extra or {})
         given["messages"] = [{"role": "system", "content": system}] if system else []
         given["messages"] += [one for turn in self.messages for one in turn.translated()]
-        given |= {"model": self.model, "stream": self.stream, "stop": self.stop_sequences}
+        given |= {"model": self.model, "stream": self.stream}
+        given["stop"] = self.stop_sequences or given.get("stop")
         given["tools"] = [tool.translated() for tool in self.tools]
         choice = self.tool_choice
         named = {"type": "function", "function": {"name": choice.name}}
@@ -186,13 +187,14 @@ class MessageAnswer:
                     self._said.finish()
                 else:
                     self._said.push(reply.text, reply.tokens)
-        said, blocks = self._said, []
+        said = self._said
+        blocks: list[dict[str, Any]] = []
         if thoughts := "".join(said.reasoning):
             blocks.append({"type": "thinking", "thinking": thoughts, "signature": ""})
         if text := "".join(said.content):
             blocks.append({"type": "text", "text": text})
         for call in said.calls:
-            given = json.loads("".join(call.arguments))
+            given = msgspec.Raw("".join(call.arguments).encode())  # JSON that is sent as it is
             blocks.append({"type": "tool_use", "id": call.id, "name": call.name, "input": given})
         return msgspec.json.encode(self._message(blocks, self._reason(reason)))
 

@@ -20,6 +20,8 @@ from typing import Any
 from fastapi import HTTPException, Request, Response
 from fastapi.routing import APIRoute
 
+from .service import while_connected
+
 LARGE = 512 << 10
 """Bytes from which a body is parsed elsewhere."""
 
@@ -48,7 +50,12 @@ class _Request(Request):
         if len(raw) < LARGE:
             return await super().json()
         self._body = b""  # it may wait long for its answer
-        return await asyncio.get_running_loop().run_in_executor(_one, parse, raw)
+        return await while_connected(self, _elsewhere(raw))
+
+
+async def _elsewhere(raw: bytes) -> Any:
+    """See :func:`parse`. Not parsed if cancelled before its turn."""
+    return await asyncio.get_running_loop().run_in_executor(_one, parse, raw)
 
 
 def parse(raw: bytes) -> Any:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any, TypeVar
 
+from pydantic import Field
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -16,14 +17,24 @@ from .config import ApiConfig
 MOST_LEVELS = 64
 """Nesting of a body. Parsers, validators and templates recurse: some fail at a few hundred."""
 
-MOST_MESSAGES = 10_000  # of a chat: each is validated one by one
+MOST_MESSAGES = 10_000  # of a chat: each is validated one by one, as are all objects in them
+MOST_OBJECTS = 3 * MOST_MESSAGES
 MOST_NAME = 1024  # characters of a name or a salt: the radix tree keeps salts
 MOST_STOP = 1024  # characters of a stop string; stop tokens; stop strings whatever the flag
 
 _NESTED = frozenset({dict, list})  # exact types, as a JSON parser makes them: a fast look-up
 
+T = TypeVar("T")
+
+Many = Annotated[list[T], Field(fail_fast=True)]
+"""A list that is refused at its first wrong item: reports of a million take 30 seconds."""
+
 SLOWEST = 1024
 """Bytes per second that a body must have on average, ``--body-timeout`` aside."""
+
+
+_MOMENT = 0.001
+"""Seconds, more than 0: then ``wait_for`` takes what has come, however late it is asked."""
 
 
 class BodyLimits:
@@ -53,7 +64,7 @@ class BodyLimits:
             if length > most:
                 _refuse(most)
             left = begin + seconds + count / SLOWEST - time.monotonic()
-            message = await _soon(receive, min(seconds, left))
+            message = await _soon(receive, max(_MOMENT, min(seconds, left)))
             count += len(message.get("body", b""))
             whole = not message.get("more_body", False)
             return _refuse(most) if count > most else message
@@ -87,6 +98,20 @@ def is_deeper(value: Any, levels: int) -> bool:
     return True
 
 
+def has_more_objects(value: Any, most: int) -> bool:
+    """Whether ``value``, a list or a dict of few levels, has more than ``most`` objects within."""
+    found, here = 0, [value]
+    while here and found <= most:
+        here = [
+            inner
+            for outer in here
+            for inner in (outer.values() if type(outer) is dict else outer)
+            if type(inner) in _NESTED
+        ]
+        found += sum(type(each) is dict for each in here)
+    return found > most
+
+
 def check_stop(strings: Sequence[str], most: int) -> None:
     """Raise :class:`RequestError` if there are more than ``most`` stop strings, or a long one."""
     if len(strings) > most:
@@ -95,6 +120,14 @@ def check_stop(strings: Sequence[str], most: int) -> None:
         )
     if any(len(each) > MOST_STOP for each in strings):
         raise RequestError(f"stop has a string of more than {MOST_STOP} characters")
+
+
+def check_names(names: Sequence[str], prompts: int) -> None:
+    """Raise :class:`RequestError` if there are more than prompts may be: they are remembered."""
+    if len(names) > prompts:
+        raise RequestError(
+            f"rid has {len(names)} names; at most {prompts} are allowed (--max-prompts-per-request)"
+        )
 
 
 def check_count(prompts: Sequence[Any], most: int) -> None:

@@ -18,6 +18,7 @@ from ..engine.messages import Finished, TokenLogprobs
 from ..schema import RequestError
 from .answers import Replies, closed_events, data
 from .large import LargeBodies
+from .limits import Many
 from .logprobs import Spell
 from .protocol import CompletionRequest, Name, StreamOptions, Tokens, Tolerant
 from .service import Service, while_connected
@@ -36,14 +37,14 @@ RENAMED = {
 class NativeRequest(Tolerant):
     """Body of ``POST /generate``."""
 
-    text: str | list[str] | None = None
-    input_ids: Tokens | list[Tokens] | None = None
+    text: str | Many[str] | None = None
+    input_ids: Tokens | Many[Tokens] | None = None
     sampling_params: dict[str, Any] = Field(default_factory=dict)
     stream: bool = False
     return_logprob: bool = False
     logprob_start_len: int = -1  # 0 or more: log-probabilities of the prompt's tokens, too
     top_logprobs_num: int = Field(default=0, ge=0)
-    rid: Name | list[Name] = Field(default_factory=list)
+    rid: Name | Many[Name] = Field(default_factory=list)
     priority: int | None = None
     extra_key: Name = ""
     cache_salt: Name = ""

@@ -6,13 +6,22 @@ import json
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from ..engine.messages import Grammar, Sampling
 from ..schema import RequestError
 from .defaults import SAMPLED
-from .limits import MOST_LEVELS, MOST_MESSAGES, MOST_NAME, MOST_STOP, is_deeper
+from .limits import (
+    MOST_LEVELS,
+    MOST_MESSAGES,
+    MOST_NAME,
+    MOST_OBJECTS,
+    MOST_STOP,
+    Many,
+    has_more_objects,
+    is_deeper,
+)
 from .tools import MOST_TOOLS, Tool, ToolCall, ToolChoice
 
 IGNORED = (
@@ -93,13 +102,8 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 are accepted. A field that no list here names is ignored, and the response says so."""
 
 Name = Annotated[str, Field(max_length=MOST_NAME)]
-Tokens = Annotated[list[int], Field(fail_fast=True)]
-Prompt = (
-    str
-    | Tokens
-    | Annotated[list[str], Field(fail_fast=True)]
-    | Annotated[list[Tokens], Field(fail_fast=True)]
-)
+Tokens = Many[int]
+Prompt = str | Tokens | Many[str] | Many[Tokens]
 
 
 class Strict(BaseModel):
@@ -124,12 +128,14 @@ class Tolerant(Strict):
     @classmethod
     def _refuse(cls, data: Any) -> Any:
         for name, value in data.items() if isinstance(data, dict) else ():
-            if (
-                isinstance(value, dict | list)
-                and name != "prompt"
-                and is_deeper(value, MOST_LEVELS)
-            ):
+            if not isinstance(value, dict | list) or name == "prompt":
+                continue
+            reason = ""
+            if is_deeper(value, MOST_LEVELS):
                 reason = f"{{param}} is nested deeper than {MOST_LEVELS} levels"
+            elif name in ("messages", "system") and has_more_objects(value, MOST_OBJECTS):
+                reason = f"{{param}} has more than {MOST_OBJECTS} objects"
+            if reason:
                 raise PydanticCustomError(REFUSED, reason, {"param": name})
         for name, allowed in NEUTRAL.items() if isinstance(data, dict) else ():
             value = None if name in cls.model_fields else data.get(name)
@@ -196,6 +202,16 @@ class KvkeepOptions(Strict):
     explain: bool = False  # return what GET /cache/explain/{id} tells
 
 
+def _numbers(biases: Any) -> Any:
+    """Refuse a dict at its first value that is no number, as :data:`Many` does a list."""
+    for token, bias in biases.items() if type(biases) is dict else ():
+        if type(bias) not in (int, float):
+            raise PydanticCustomError(
+                "number", "Input should be a number ({token})", {"token": token}
+            )
+    return biases
+
+
 class GenerationRequest(Tolerant):
     """Fields that completions and chat completions share."""
 
@@ -217,11 +233,11 @@ class GenerationRequest(Tolerant):
     repetition_penalty: float = 1.0
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
-    logit_bias: dict[str, float] = {}  # keys are token ids
+    logit_bias: Annotated[dict[str, float], BeforeValidator(_numbers)] = {}  # by token id
     response_format: ResponseFormat = ResponseFormat()
     json_schema: str | dict[str, Any] | None = None  # SGLang's, as response_format's
     regex: str | None = None  # that the whole answer must match
-    rid: Name | list[Name] = []  # names by which the request can be aborted
+    rid: Name | Many[Name] = []  # names by which the request can be aborted
     cache_salt: Name = ""  # requests share prefixes only if their cache_salt is equal ...
     extra_key: Name = ""  # ... and their extra_key, too
     no_store: bool = False  # True: forget what this request computes when it ends
@@ -329,8 +345,8 @@ class Message(BaseModel):
     model_config = ConfigDict(strict=True, allow_inf_nan=False, extra="allow")
 
     role: str
-    content: str | list[TextPart] | None = None
-    tool_calls: list[ToolCall] | None = None
+    content: str | Many[TextPart] | None = None
+    tool_calls: Many[ToolCall] | None = None
 
     @model_validator(mode="after")
     def _says_something(self) -> Message:
@@ -355,7 +371,7 @@ class Message(BaseModel):
         return dumped | ({"tool_calls": calls} if calls else {})
 
 
-Messages = Annotated[list[Message], Field(max_length=MOST_MESSAGES)]
+Messages = Annotated[Many[Message], Field(max_length=MOST_MESSAGES)]
 
 
 class ChatRequest(GenerationRequest):
@@ -364,7 +380,7 @@ class ChatRequest(GenerationRequest):
     messages: Messages
     logprobs: bool = False
     top_logprobs: int = 0
-    tools: Annotated[list[Tool], Field(max_length=MOST_TOOLS)] = []
+    tools: Annotated[Many[Tool], Field(max_length=MOST_TOOLS)] = []
     tool_choice: ToolChoice = "auto"
     parallel_tool_calls: bool = True  # False: one call at most
     separate_reasoning: bool = True  # False: reasoning stays content
@@ -419,7 +435,7 @@ class TokenizeRequest(Tolerant):
     """Body of ``POST /tokenize``: a prompt, several, or a chat."""
 
     model: Name | None = None
-    prompt: str | list[str] | None = None
+    prompt: str | Many[str] | None = None
     messages: Messages | None = None
     add_special_tokens: bool | None = None  # None: for prompts, and not for chats
     add_generation_prompt: bool = True

@@ -22,7 +22,7 @@ from ..schema import ModelNotFound, PromptTooLong
 from .answers import Replies
 from .config import ApiConfig
 from .explain import Recent
-from .limits import check_count, check_stop
+from .limits import check_count, check_names, check_stop
 from .logprobs import Spell
 from .metrics import Metrics
 from .prompts import Encoder
@@ -80,10 +80,11 @@ class Service:
 
         Raises:
             ModelNotFound: ``body`` names a model that is not served here.
-            RequestError: it has too many stop strings, or one that is too long.
+            RequestError: it has too many stop strings, or one that is too long; or too many names.
         """
         self.check_model(body.model)
         check_stop(body.stops, self.api.max_stop_strings)
+        check_names(body.rids, self.api.max_prompts)
 
     def check_model(self, name: str | None) -> None:
         """Raises :class:`ModelNotFound` unless ``name`` is served here."""
