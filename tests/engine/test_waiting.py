@@ -150,7 +150,7 @@ def test_a_flood_of_requests_holds_up_no_step(tiny: Pair) -> None:
 
 
 def test_a_flood_that_was_aborted_holds_up_nobody(tiny: Pair) -> None:
-    """``/health`` waited for the turns of 3,000 messages, each with a step: 25 seconds."""
+    """``/health`` waited for the turns of all messages before it, each with a step."""
     with Rig(tiny, draft=False, max_running=2) as rig:
         first = rig.send(prompt(10), 40)
         while not rig.answers[first].tokens:
