@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 
 import pytest
-from rig import Pair, Rig, prompt, save_tokenizer
-from tiny_models import KINDS, save_draft, save_target
+from rig import Pair, Rig, prompt
+from tiny_models import KINDS
 
 PAGE, PROMPT, NEW, FEW = 8, prompt(100), 10, 6
 HIT = 96  # tokens of whole pages, one token left to compute
@@ -17,21 +16,6 @@ CASES = [
     pytest.param(kind, CHUNKS[i % 3], i % 2 == 0, id=f"{kind}-{CHUNKS[i % 3]}")
     for i, kind in enumerate(KINDS)
 ]  # each kind with one chunk size, with or without draft; test_families has chunks of one token
-
-
-@pytest.fixture(scope="module")
-def make_pair(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pair]:
-    """Models of a kind."""
-
-    @cache
-    def make(kind: str) -> Pair:
-        root = tmp_path_factory.mktemp(kind)
-        family, options = KINDS[kind]
-        pair = Pair(save_target(root / "target", family, **options), save_draft(root / "draft"))
-        save_tokenizer(pair.target)
-        return pair
-
-    return make
 
 
 @pytest.mark.parametrize(("kind", "chunk", "draft"), CASES)

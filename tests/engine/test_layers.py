@@ -5,12 +5,10 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 
 import pytest
 import torch
 from rig import Pair, Rig, close, prompt, same
-from test_kinds import make_pair
 from tiny_models import KINDS
 
 from kvkeep.media.base import Copy, Mark
@@ -84,9 +82,11 @@ def test_a_layer_is_computed_before_the_next_one_is_there(tiny: Pair) -> None:
 
 
 @pytest.mark.parametrize("kind", list(KINDS))
-def test_no_kind_of_state_is_read_before_it_is_there(kind: str, tmp_path: Path) -> None:
+def test_no_kind_of_state_is_read_before_it_is_there(
+    make_pair: Callable[[str], Pair], kind: str
+) -> None:
     """Nor if other requests join the load, or if a request ends before its load does."""
-    with Rig(make_pair(kind, tmp_path), page_size=PAGE, chunked_prefill_size=32) as rig:
+    with Rig(make_pair(kind), page_size=PAGE, chunked_prefill_size=32) as rig:
         cold = rig.run(rig.send(PROMPT, FEW), rig.send(PROMPT[:60], FEW))
         rig.evict("device")
         gate = Gate(rig, lambda _: time.sleep(0.01))

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 from rig import Pair, Rig, prompt
-from test_kinds import make_pair
 
 from kvkeep.engine import sharing
 from kvkeep.engine.messages import Failed, Generate, Sampling
@@ -46,9 +45,9 @@ def test_choices_compute_their_prompt_once(tiny: Pair, draft: bool) -> None:
 
 
 @pytest.mark.parametrize("kind", ["qwen3-next", "mistral"])
-def test_other_kinds_of_state(kind: str, tmp_path: Path) -> None:
+def test_other_kinds_of_state(make_pair: Callable[[str], Pair], kind: str) -> None:
     """A hit on recurrent state ends only where the first request leaves a snapshot."""
-    pair, tokens = make_pair(kind, tmp_path), prompt(100)
+    pair, tokens = make_pair(kind), prompt(100)
     with rig_of(pair, page_size=8, chunked_prefill_size=17) as rig:
         alone = rig.ask(tokens, 4, namespace="alone").tokens
         others = [rig.send(tokens[:50] + prompt(50, i), 4) for i in range(2)]
