@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +27,6 @@ HELLO = [{"role": "user", "content": "hello"}]
 CONFIG = ServerConfig(
     port=7, engine=EngineConfig(model=Path("models/fake"), page_size=8, host_bytes=GIB // 2)
 )
-
-
-@pytest.fixture
-def engine() -> Iterator[FakeEngine]:
-    engine = FakeEngine()
-    yield engine
-    engine.close()
 
 
 @pytest.fixture
