@@ -14,7 +14,8 @@ from fake_engine import VOCAB, FakeEngine, FakeTokenizer
 
 from kvkeep.engine.client import EngineClient
 from kvkeep.server.app import create_app
-from kvkeep.server.protocol import NEUTRAL, ChatRequest, CompletionRequest, GenerationRequest
+from kvkeep.server.fields import NEUTRAL
+from kvkeep.server.protocol import ChatRequest, CompletionRequest, GenerationRequest
 from kvkeep.server.tokens import Texts
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"

@@ -19,10 +19,11 @@ from ..schema import KvkeepError
 from .answers import Replies
 from .dialects import Dialects
 from .errors import describe, in_anthropics_schema
+from .fields import Tolerant
 from .large import LargeBodies
 from .limits import MOST_MESSAGES, Many
 from .logprobs import Spell
-from .protocol import ChatRequest, Name, StreamOptions, TextPart, Tolerant
+from .protocol import ChatRequest, Name, StreamOptions, TextPart
 from .service import Service, while_connected
 from .speech import Dialect, Part
 from .tools import MOST_TOOLS, ToolName

@@ -14,7 +14,8 @@ from starlette.requests import ClientDisconnect
 
 from ..engine.errors import DeadlineExceeded, Overloaded
 from ..schema import Closed, KvkeepError, ModelNotFound, PromptTooLong, RequestError
-from .protocol import REFUSED, ChatRequest, CompletionRequest
+from .fields import REFUSED
+from .protocol import ChatRequest, CompletionRequest
 
 _FIELDS = CompletionRequest.model_fields.keys() | ChatRequest.model_fields.keys()
 

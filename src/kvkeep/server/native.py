@@ -17,10 +17,11 @@ from pydantic import Field, ValidationError
 from ..engine.messages import Finished, TokenLogprobs
 from ..schema import RequestError
 from .answers import Replies, closed_events, data
+from .fields import Tolerant
 from .large import LargeBodies
 from .limits import Many
 from .logprobs import Spell
-from .protocol import CompletionRequest, Name, StreamOptions, Tokens, Tolerant
+from .protocol import CompletionRequest, Name, StreamOptions, Tokens
 from .service import Service, while_connected
 
 MAX_TOKENS = 128

@@ -12,152 +12,13 @@ from pydantic_core import PydanticCustomError
 from ..engine.messages import Grammar, Sampling
 from ..schema import RequestError
 from .defaults import SAMPLED
-from .limits import (
-    MOST_LEVELS,
-    MOST_MESSAGES,
-    MOST_NAME,
-    MOST_OBJECTS,
-    MOST_STOP,
-    Many,
-    has_more_objects,
-    is_deeper,
-)
+from .fields import Strict, Tolerant
+from .limits import MOST_MESSAGES, MOST_NAME, MOST_STOP, Many
 from .tools import MOST_TOOLS, Tool, ToolCall, ToolChoice
-
-IGNORED = (
-    # of OpenAI
-    *("metadata", "prediction", "prompt_cache_key", "prompt_cache_retention"),
-    *("safety_identifier", "service_tier", "store", "user"),
-    # of chats, which have them as fields
-    *("parallel_tool_calls", "separate_reasoning", "stream_reasoning"),
-    # of SGLang: placement, labels, and reports that every answer has
-    *("bootstrap_host", "bootstrap_port", "bootstrap_room", "custom_labels", "data_parallel_rank"),
-    *("disagg_prefill_dp_rank", "return_cached_tokens_details", "return_spec_tokens_details"),
-    *("routed_dp_rank", "session_id"),
-    # of vLLM
-    *("kv_transfer_params", "request_id", "return_token_ids"),
-)
-"""Fields that do not change the answer. Accepted in silence."""
-
-NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "add_generation_prompt": (True,),
-    "add_special_tokens": (True,),
-    "allowed_token_ids": ([],),
-    "audio": (),
-    "bad_words": ([],),
-    "best_of": (1,),
-    "chat_template": (),
-    "continue_final_message": (False,),
-    "custom_logit_processor": (),
-    "custom_params": ({},),
-    "documents": ([],),
-    "early_stopping": (False,),
-    "ebnf": (),
-    "echo": (False,),
-    "function_call": ("none", "auto"),
-    "functions": ([],),
-    "guided_choice": (),
-    "guided_grammar": (),
-    "guided_json": (),
-    "guided_regex": (),
-    "include_stop_str_in_output": (False,),
-    "input_embeds": (),
-    "input_ids": (),
-    "length_penalty": (1, 1.0),
-    "logits_processors": ([],),
-    "lora_path": ([],),
-    "modalities": (["text"],),
-    "no_stop_trim": (False,),
-    "prompt_embeds": (),
-    "prompt_logprobs": (),
-    "return_flat_raw_output_top_logprobs": (False,),
-    "return_hidden_states": (False,),
-    "return_input_ids_in_sglext": (False,),
-    "return_meta_info": (False,),
-    "return_output_ids_in_sglext": (False,),
-    "return_prompt_token_ids": (False,),
-    "return_routed_experts": (False,),
-    "return_sampling_mask": (False,),
-    "return_tokens_as_token_ids": (False,),
-    "routed_experts_start_len": (0,),
-    "sampling_logprobs_mode": (),
-    "session_params": ({},),
-    "skip_special_tokens": (True,),
-    "spaces_between_special_tokens": (True,),
-    "stop_regex": ([], ""),
-    "structured_outputs": (),
-    "suffix": ("",),
-    "task": (),
-    "thinking": ({"type": "disabled"},),
-    "tool_choice": ("none", "auto"),  # of completions, as echo is of chats
-    "tools": ([],),
-    "top_logprobs": (0,),
-    "truncate_prompt_tokens": (),
-    "use_beam_search": (False,),
-    "verbosity": ("medium",),
-    "watermark": ({},),
-    "web_search_options": (),
-}
-"""Unsupported fields that would change the answer, with their neutral values. Only those and null
-are accepted. A field that no list here names is ignored, and the response says so."""
 
 Name = Annotated[str, Field(max_length=MOST_NAME)]
 Tokens = Many[int]
 Prompt = str | Tokens | Many[str] | Many[Tokens]
-
-
-class Strict(BaseModel):
-    """Rejects type coercion, NaN and unknown fields. Treats ``null`` as absent."""
-
-    model_config = ConfigDict(strict=True, allow_inf_nan=False, extra="forbid")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _drop_nulls(cls, data: Any) -> Any:
-        if not isinstance(data, dict):
-            return data
-        return {name: value for name, value in data.items() if value is not None}
-
-
-class Tolerant(Strict):
-    """Accepts unknown fields, but for those of :data:`NEUTRAL`, which must be neutral."""
-
-    model_config = ConfigDict(extra="allow")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse(cls, data: Any) -> Any:
-        for name, value in data.items() if isinstance(data, dict) else ():
-            if not isinstance(value, dict | list) or name == "prompt":
-                continue
-            reason = ""
-            if is_deeper(value, MOST_LEVELS):
-                reason = f"{{param}} is nested deeper than {MOST_LEVELS} levels"
-            elif name in ("messages", "system") and has_more_objects(value, MOST_OBJECTS):
-                reason = f"{{param}} has more than {MOST_OBJECTS} objects"
-            if reason:
-                raise PydanticCustomError(REFUSED, reason, {"param": name})
-        for name, allowed in NEUTRAL.items() if isinstance(data, dict) else ():
-            value = None if name in cls.model_fields else data.get(name)
-            if value is not None and not _is_one_of(value, allowed):
-                except_as = f", except as {allowed[0]!r}" if allowed else ""
-                context = {"param": name, "except_as": except_as}
-                raise PydanticCustomError(REFUSED, "{param} is not supported{except_as}", context)
-        return data
-
-    @property
-    def unknown(self) -> list[str]:
-        """Names of fields that have no effect and that no list here names."""
-        return [x for x in self.model_extra or {} if x not in NEUTRAL and x not in IGNORED]
-
-
-REFUSED = "refused"
-"""The type of a validation error whose context names the field, as ``param``."""
-
-
-def _is_one_of(value: Any, allowed: tuple[Any, ...]) -> bool:
-    """Also by type: neither is True 1, nor 0.0 False."""
-    return any(value == each and type(value) is type(each) for each in allowed)
 
 
 class StreamOptions(Strict):
@@ -226,18 +87,19 @@ class GenerationRequest(Tolerant):
     seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)
     max_tokens: int | None = None
     max_completion_tokens: int | None = None  # OpenAI's newer name for max_tokens; wins over it
-    stop: str | Annotated[list[str], Field(max_length=MOST_STOP)] = []
-    stop_token_ids: Annotated[Tokens, Field(max_length=MOST_STOP)] = []
+    stop: str | Annotated[list[str], Field(max_length=MOST_STOP)] = Field(default_factory=list)
+    stop_token_ids: Annotated[Tokens, Field(max_length=MOST_STOP)] = Field(default_factory=list)
     ignore_eos: bool = False
     min_tokens: int = 0
     repetition_penalty: float = 1.0
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
-    logit_bias: Annotated[dict[str, float], BeforeValidator(_numbers)] = {}  # by token id
+    # by token id
+    logit_bias: Annotated[dict[str, float], BeforeValidator(_numbers)] = Field(default_factory=dict)
     response_format: ResponseFormat = ResponseFormat()
     json_schema: str | dict[str, Any] | None = None  # SGLang's, as response_format's
     regex: str | None = None  # that the whole answer must match
-    rid: Name | Many[Name] = []  # names by which the request can be aborted
+    rid: Name | Many[Name] = Field(default_factory=list)  # names to abort the request by
     cache_salt: Name = ""  # requests share prefixes only if their cache_salt is equal ...
     extra_key: Name = ""  # ... and their extra_key, too
     no_store: bool = False  # True: forget what this request computes when it ends
@@ -380,12 +242,12 @@ class ChatRequest(GenerationRequest):
     messages: Messages
     logprobs: bool = False
     top_logprobs: int = 0
-    tools: Annotated[Many[Tool], Field(max_length=MOST_TOOLS)] = []
+    tools: Annotated[Many[Tool], Field(max_length=MOST_TOOLS)] = Field(default_factory=list)
     tool_choice: ToolChoice = "auto"
     parallel_tool_calls: bool = True  # False: one call at most
     separate_reasoning: bool = True  # False: reasoning stays content
     stream_reasoning: bool = True  # False: a stream has reasoning in one piece
-    chat_template_kwargs: dict[str, Any] = {}  # further variables of the chat template
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)  # more of its variables
     reasoning_effort: str | None = None  # one more of them, under this name
 
     @property
@@ -439,7 +301,7 @@ class TokenizeRequest(Tolerant):
     messages: Messages | None = None
     add_special_tokens: bool | None = None  # None: for prompts, and not for chats
     add_generation_prompt: bool = True
-    chat_template_kwargs: dict[str, Any] = {}
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
 
 
 class DetokenizeRequest(Tolerant):
