@@ -51,7 +51,7 @@ class Prefetcher:
         self._audit, self._share, self._open = audit, share, audit.prefetches
         self._table, self._host, self._tree = residency.table, residency.host, residency.tree
         self._groups, self._page_tokens = residency.schema.groups, residency.schema.page_tokens
-        self._first: Prefetch | None = None  # in line, when one was tried last
+        self._first: Prefetch | None = None  # of the line, at the last try
         self._last = -1  # serial of the last prefetch in line that was tried
         self._least = max(1, policy.prefetch_min_tokens)
 
